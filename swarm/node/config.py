@@ -1,0 +1,73 @@
+"""What a node is told: options of the operator, limits towards strangers, and timeouts by phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shim.types import ContextSpec, KvType
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """One limit per phase."""
+
+    first_frame_seconds: float = 10.0  # a stream that says nothing after it was opened
+    info_seconds: float = 30.0  # between two requests on an info stream
+    connect_seconds: float = 10.0  # dial the successor, attach
+    session_seconds: float = 30.0  # silence of the client on its control stream
+    write_seconds: float = 30.0  # a reader that takes nothing while our side is full
+    drain_seconds: float = 60.0  # running sessions after SIGTERM
+    restart_first_seconds: float = 0.2  # the engine is started again after this pause, doubled each time
+    restart_longest_seconds: float = 30.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one peer, or one session, may take of a node."""
+
+    sessions_per_peer: int = 64
+    streams_per_peer: int = 256
+    steps_in_flight: int = 8  # of one session, received and not yet passed on; more wait in the transport
+    answer_bytes: int = 768 << 10  # rows of one answer, below a frame's 1 MiB
+    poison_strikes: int = 2  # engines a session may cost before it is refused
+    remembered_sessions: int = 1024  # whose strikes are kept
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which layers of which file, and how they are loaded."""
+
+    path: Path
+    layers: str = "auto"  # "A:B" or "auto"
+    memory_bytes: int | None = None  # None: what the machine has free, less a reserve
+    threads: int = 1
+    contexts: tuple[ContextSpec, ...] | None = None  # None: chosen by memory
+    chunk_tokens: int | None = None  # None: by measured speed
+    kv_type: KvType = KvType.F16
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Where the node listens, whom it joins, and who it is."""
+
+    initial_peers: tuple[str, ...] = ()
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)  # multiaddrs
+    announce: tuple[str, ...] = ()
+    identity_path: Path | None = None  # None: the first free one of this model in the user's data folder
+    public_name: str = ""
+    announce_seconds: float = 20.0
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """Everything ``SwarmNode`` needs."""
+
+    model: ModelOptions
+    network: NetworkOptions = field(default_factory=NetworkOptions)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    limits: Limits = field(default_factory=Limits)
+    calls_in_flight: int = 2  # engine calls handed over and not yet answered
+    measure_speed: bool = True
