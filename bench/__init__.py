@@ -1,0 +1,1 @@
+"""Measurements anyone can repeat. Each module is a command; ``--record`` writes what it showed to ``evidence/``."""
