@@ -1,0 +1,73 @@
+"""What a newcomer gets: the demo, a clean environment, a wheel that works elsewhere."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def test_demo_answers_and_leaves_no_process_behind(smollm2_path: Path) -> None:
+    tag = f"demo-{os.getpid()}"
+    done = subprocess.run(
+        [sys.executable, "-m", "swarm.demo"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "SWARM_TEST_TAG": tag},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert len(re.findall(r"(?m)^ready: ", done.stderr)) == 3
+    assert re.search(r"\d tokens/s", done.stderr)
+    assert _tagged(tag) == []
+
+
+def test_environment_holds_no_nvidia_package() -> None:
+    names = [distribution.metadata["Name"].lower() for distribution in importlib.metadata.distributions()]
+    assert [name for name in names if name.startswith("nvidia")] == []
+
+
+def test_wheel_installs_and_runs_in_a_clean_environment(tmp_path: Path, smollm2_path: Path) -> None:
+    """Its dependencies come from this environment; the package itself comes only from the wheel."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, timeout=900)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert re.search(r"-py3-none-(linux|manylinux)", wheel.name)
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True, timeout=300)
+    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    (site / "borrowed.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    script = "import shim, sys; from shim.engine import Engine; from shim.types import EngineConfig; from pathlib import Path;"
+    script += "e = Engine.open(EngineConfig(Path(sys.argv[1]), last=2)); print(shim.__file__, e.info.last); e.close()"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "empty")}
+    ran = subprocess.run(
+        [python, "-c", script, smollm2_path], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == [str(site / "shim" / "__init__.py"), "2"]
+    node = subprocess.run([tmp_path / "venv" / "bin" / "swarm-node", "--help"], capture_output=True, check=False)
+    assert node.returncode == 0
+
+
+def _tagged(tag: str) -> list[psutil.Process]:
+    """Processes that inherited the environment of the one that was started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SWARM_TEST_TAG") == tag:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
