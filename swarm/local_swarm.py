@@ -76,7 +76,7 @@ class LocalSwarm:
 
 def even_spans(manifest: Manifest, n_nodes: int) -> list[tuple[int, int]]:
     """Spans of about equal length that meet at legal cuts."""
-    cuts = [0, *manifest.legal_cuts, manifest.n_layers]
+    cuts = manifest.cuts
     wanted = [round(manifest.n_layers * i / n_nodes) for i in range(n_nodes + 1)]
     edges = sorted({min(cuts, key=lambda cut: abs(cut - edge)) for edge in wanted})
     if len(edges) != n_nodes + 1:

@@ -1,0 +1,145 @@
+"""SHA-256 of model files, computed once and kept beside the file.
+
+The kept digest holds while size, modification time and inode stay: hashing 200 GiB takes minutes, a look takes none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from io import FileIO
+from pathlib import Path
+from typing import TypeAlias
+
+import platformdirs
+
+from swarm.errors import NotAModel
+
+Progress: TypeAlias = Callable[[int, int], None]  # bytes done, bytes in all
+
+SUFFIX = ".sha256.json"
+_BLOCK_BYTES = 4 << 20
+_MAX_CACHE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A digest and the state of the file it belongs to."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    sha256: str
+
+
+def file_digests(paths: Sequence[Path], progress: Progress | None = None) -> tuple[str, ...]:
+    """SHA-256 of each file in hex. ``progress`` is called only when something has to be read; what it raises passes."""
+    known = [_look_up(path) for path in paths]
+    total = sum(path.stat().st_size for path, digest in zip(paths, known, strict=True) if digest is None)
+    done = 0
+    digests: list[str] = []
+    for path, digest in zip(paths, known, strict=True):
+        if digest is None:
+            kept = _compute(path, done, total, progress)
+            _keep(path, kept)
+            done += kept.size
+            digest = kept.sha256
+        digests.append(digest)
+    return tuple(digests)
+
+
+def _compute(path: Path, done: int, total: int, progress: Progress | None) -> _Kept:
+    digest = hashlib.sha256()
+    with _open(path) as stream:
+        before = os.fstat(stream.fileno())
+        for block in _blocks(stream, before.st_size, path):
+            digest.update(block)
+            done += len(block)
+            if progress is not None:
+                progress(done, total)
+        after = os.fstat(stream.fileno())
+    if _state(before) != _state(after):
+        raise NotAModel(f"{path}: changed while it was read; wait until it is complete and start again")
+    return _Kept(*_state(after), digest.hexdigest())
+
+
+def _open(path: Path) -> FileIO:
+    try:
+        return path.open("rb", buffering=0)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _blocks(stream: FileIO, size: int, path: Path) -> Iterator[bytes]:
+    """At most ``size`` bytes: a file that grows as fast as it is read would never end."""
+    while size > 0:
+        try:
+            block = stream.read(min(size, _BLOCK_BYTES))
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if not block:
+            return
+        size -= len(block)
+        yield block
+
+
+def _unreadable(path: Path, error: OSError) -> NotAModel:
+    return NotAModel(f"{path}: can't be read ({error.strerror}); check the disk and the file's permissions")
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _look_up(path: Path) -> str | None:
+    state = _state(path.stat())
+    for place in _places(path):
+        kept = _read(place)
+        if kept is not None and (kept.size, kept.mtime_ns, kept.inode) == state:
+            return kept.sha256
+    return None
+
+
+def _places(path: Path) -> tuple[Path, Path]:
+    """Beside the file, and for folders that can't be written, in the user's cache under the file's path."""
+    key = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
+    return path.with_name(path.name + SUFFIX), platformdirs.user_cache_path("glm-swarm") / "digests" / f"{key}.json"
+
+
+def _read(place: Path) -> _Kept | None:
+    try:
+        if place.stat().st_size > _MAX_CACHE_BYTES:
+            return None
+        kept = _Kept(**json.loads(place.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None  # absent or damaged: the digest is computed again
+    is_digest = isinstance(kept.sha256, str) and len(kept.sha256) == 64 and set(kept.sha256) <= set("0123456789abcdef")
+    return kept if is_digest else None
+
+
+def _keep(path: Path, kept: _Kept) -> None:
+    for place in _places(path):
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _write(place, json.dumps(asdict(kept)))
+        except OSError:
+            continue  # a folder that can't be written: the next place
+        return
+
+
+def _write(place: Path, text: str) -> None:
+    """Replaces the file at once, so that another process never reads half of it."""
+    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+        Path(name).replace(place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

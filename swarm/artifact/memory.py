@@ -1,0 +1,182 @@
+"""How much memory a span takes, and how much there is.
+
+Weights and KV cache are exact. The compute buffer is a rule, because llama.cpp's own sum is known only once the model
+is loaded: the widest of three phases (attention, feed-forward, logits), fitted to what the engine reports for SmolLM2
+and for layers of GLM-5.2's real shapes; there it is 5 to 19 % above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from shim.types import ContextSpec, KvType
+from swarm.artifact.facts import ModelFacts
+from swarm.artifact.manifest import Manifest
+
+# the node itself (Python, libp2p daemon, the worker's runtime), and room for the system to breathe
+RESERVE_BYTES = 512 << 20
+CELL_PADDING_TOKENS = 256  # llama.cpp rounds a slot's KV cells up to this
+_FLOAT_BYTES = 4
+_MASK_BYTES = 2  # f16, per row of a step and KV cell
+_INDEXED_MASK_BYTES = 4  # one mask for attention, one for the indexer
+_INDEXED_SCORE_BYTES = 4  # while the indexer's choice becomes a mask
+_SLACK_PERCENT = 10  # padding between tensors, per-thread scratch
+
+
+@dataclass(frozen=True)
+class SpanMemory:
+    """What a node needs to serve a span, in bytes."""
+
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    output_bytes: int
+    journal_bytes: int = 0
+    reserve_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.weights_bytes
+            + self.kv_bytes
+            + self.compute_bytes
+            + self.output_bytes
+            + self.journal_bytes
+            + self.reserve_bytes
+        )
+
+
+def estimate(
+    manifest: Manifest,
+    first: int,
+    last: int,
+    contexts: Sequence[ContextSpec],
+    *,
+    chunk_tokens: int = 512,
+    kv_type: KvType = KvType.F16,
+    mtp: bool = False,
+    journal_bytes: int = 0,
+    reserve_bytes: int = RESERVE_BYTES,
+) -> SpanMemory:
+    """Memory for layers [first, last) with these slots. The span need not be legal."""
+    cells = sum(spec.slots * _padded_tokens(spec.tokens) for spec in contexts)
+    n_slots = sum(spec.slots for spec in contexts)
+    is_exit = last == manifest.n_layers
+    # hidden states of a step between engine and node, and on the exit one row of logits per slot
+    output = chunk_tokens * manifest.n_embd * _FLOAT_BYTES + is_exit * n_slots * manifest.n_vocab * _FLOAT_BYTES
+    return SpanMemory(
+        weights_bytes=manifest.span_bytes(first, last, mtp),
+        kv_bytes=manifest.kv_bytes(first, last, cells, kv_type, mtp),
+        compute_bytes=sum(compute_bytes(manifest, spec, chunk_tokens, is_exit=is_exit) for spec in contexts),
+        output_bytes=output,
+        journal_bytes=journal_bytes,
+        reserve_bytes=reserve_bytes,
+    )
+
+
+def compute_bytes(facts: ModelFacts, context: ContextSpec, chunk_tokens: int, *, is_exit: bool) -> int:
+    """The graph's buffers of one context. A decode step has up to ``slots`` rows, a chunk ``chunk_tokens``."""
+    rows = max(chunk_tokens, context.slots)
+    cells = _padded_tokens(context.tokens)
+    masks = cells * (_INDEXED_MASK_BYTES if facts.top_k else _MASK_BYTES)
+    scores = cells * _INDEXED_SCORE_BYTES if facts.top_k else 0
+    phases = [
+        _attention_values(facts) * _FLOAT_BYTES + masks + scores,
+        _feed_forward_values(facts) * _FLOAT_BYTES + masks,
+        (facts.n_vocab + 2 * facts.n_embd) * _FLOAT_BYTES if is_exit else 0,
+    ]
+    return rows * max(phases) * (100 + _SLACK_PERCENT) // 100
+
+
+def _attention_values(facts: ModelFacts) -> int:
+    """Three forms of the queries at once, of the heads or of the indexer, beside the layer's input."""
+    indexer_key = max((width for widths in facts.kv_widths for width in widths[1:]), default=0)
+    return 3 * max(facts.n_head * facts.key_length, facts.indexer_heads * indexer_key) + facts.n_embd
+
+
+def _feed_forward_values(facts: ModelFacts) -> int:
+    """Gate, up and their product; of each expert used the product and its result, once more with its weight."""
+    dense = 3 * facts.n_ff + 4 * facts.n_embd
+    experts = facts.n_expert_used * (facts.n_ff_expert + 2 * facts.n_embd) + facts.n_embd
+    return max(dense, experts)
+
+
+def _padded_tokens(tokens: int) -> int:
+    return -(-tokens // CELL_PADDING_TOKENS) * CELL_PADDING_TOKENS
+
+
+def describe(memory: SpanMemory, available_bytes: int | None = None) -> str:
+    """One line: ``weights 38.2 MiB + KV 11.2 MiB + ... = 1.1 GiB of 6.0 GiB available``."""
+    parts = (
+        ("weights", memory.weights_bytes),
+        ("KV", memory.kv_bytes),
+        ("compute", memory.compute_bytes),
+        ("output", memory.output_bytes),
+        ("journal", memory.journal_bytes),
+        ("reserve", memory.reserve_bytes),
+    )
+    total = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
+    line = f"{total} = {format_bytes(memory.total_bytes)}"
+    return line if available_bytes is None else f"{line} of {format_bytes(available_bytes)} available"
+
+
+def format_bytes(size: int) -> str:
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{int(value)} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def available_memory(cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroup: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes this process may still take: the system's, or less where a control group says so."""
+    rooms = [psutil.virtual_memory().available, *_cgroup_rooms(cgroup_root, own_cgroup)]
+    return max(0, min(rooms))
+
+
+def _cgroup_rooms(root: Path, own: Path) -> Iterator[int]:
+    """Room left in this process's control group and all above it; page cache that can be dropped counts as room."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield from _rooms(root, path, ("memory.max", "memory.high"), "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            limits = ("memory.limit_in_bytes",)
+            yield from _rooms(root / "memory", path, limits, "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _rooms(root: Path, path: str, limits: Sequence[str], usage: str, cache: str) -> Iterator[int]:
+    group = root / path.lstrip("/")
+    # a container may see its group at the root, under a path that does not exist there
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(root):
+            return
+        used = _number(folder / usage)
+        for limit in limits:
+            bound = _number(folder / limit)
+            if used is not None and bound is not None:
+                yield bound - used + _stat(folder / "memory.stat", cache)
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # absent, or "max"
+        return None
+
+
+def _stat(file: Path, key: str) -> int:
+    try:
+        words = (line.split() for line in file.read_text().splitlines())
+        return next((int(line[1]) for line in words if len(line) == 2 and line[0] == key), 0)
+    except (OSError, ValueError):
+        return 0
