@@ -19,6 +19,7 @@ from swarm.errors import SwarmError
 from swarm.local_swarm import even_spans, local_swarm
 
 QUESTION = "What is the capital of France?"
+SYSTEM = "Answer in one short sentence."  # so small a model rambles without
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +45,7 @@ def run(model: Path, n_nodes: int, prompt: str, folder: Path) -> int:
     with local_swarm(model, even_spans(manifest, n_nodes), folder) as swarm:
         print(f"asking: {prompt}\n", file=sys.stderr, flush=True)
         chat = [sys.executable, "-m", "swarm.chat.cli", "--initial-peers", swarm.address]
-        asked = subprocess.run([*chat, "--greedy", "--show-route", "-p", prompt], check=False)
+        asked = subprocess.run([*chat, "--greedy", "--show-route", "--system", SYSTEM, "-p", prompt], check=False)
     print("\nall nodes stopped", file=sys.stderr)
     return asked.returncode
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from swarm.demo import QUESTION, SYSTEM
 from swarm.local_swarm import ADDRESS, READY, NodeProcess
 from tests.hosts import Host, hosts, require_namespaces
 
@@ -43,7 +44,7 @@ def _start(model: Path, machines: list[Host], folder: Path, running: ExitStack) 
 
 def _ask(client: Host, address: str, folder: Path) -> dict[str, object]:
     chat = [sys.executable, "-m", "swarm.chat.cli", "--initial-peers", address, "--greedy", "--json"]
-    command = [*client.prefix, *chat, "-p", "What is the capital of France?"]
+    command = [*client.prefix, *chat, "--system", SYSTEM, "-p", QUESTION]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     answer: dict[str, object] = json.loads(done.stdout)
