@@ -11,6 +11,10 @@ class BadStep(EngineError):
     """A value of the step is out of range; nothing was changed."""
 
 
+class BadConfig(EngineError):
+    """A value of the engine's configuration is out of range, for example a span beyond the last layer."""
+
+
 class StepGap(EngineError):
     """A row starts beyond what its slot holds."""
 

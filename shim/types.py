@@ -34,7 +34,7 @@ class ContextSpec:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine loads. ``last`` None means to the end. ``chunk_tokens`` is the largest number of rows in a step."""
+    """What an engine loads. ``last`` None means to the end. ``chunk_tokens`` is the most rows a step may have."""
 
     model_path: Path
     first: int = 0

@@ -109,6 +109,8 @@ SWARM_API int32_t swarm_engine_info_get(const swarm_engine * engine, swarm_engin
 // Not exit: hidden receives [n_rows, n_embd]. Exit: hidden is NULL, and the logits of wanted rows stay in the engine
 // until the slot's next step: one row per slot, the last wanted one; logits, when not NULL, receives [n_wanted, n_vocab].
 SWARM_API int32_t swarm_engine_step(swarm_engine * engine, const swarm_step * step, float * hidden, float * logits);
+// copies the row the slot keeps, [n_vocab]; SWARM_ERR_ARGUMENT when it keeps none
+SWARM_API int32_t swarm_engine_row(const swarm_engine * engine, int32_t slot, float * logits);
 // tokens held by the slot
 SWARM_API int32_t swarm_engine_position(const swarm_engine * engine, int32_t slot, int32_t * out);
 // drops everything at or above position (0 frees the slot)

@@ -1,0 +1,147 @@
+"""The engine's child process: ``python -m shim.worker FD PARENT_PID``.
+
+One thread computes; another reads ahead, so that the next batch is here when a step ends. It leaves when its parent
+does: at once through the kernel's parent-death signal, or at the end of the socket. It ignores SIGINT and SIGTERM,
+which a terminal or a service manager sends to the whole group: the parent decides when to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import resource
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from shim import abi, messages, wire
+from shim.engine import Engine
+from shim.errors import EngineError
+
+READ_AHEAD_REQUESTS = 8
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = 500  # the kernel should take this process before its parent
+_LOG_WARNING = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    fields: wire.Fields
+    arrays: wire.Arrays
+
+
+def main() -> None:
+    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    _bind_to_parent(parent)
+    with socket.socket(fileno=descriptor) as connection:
+        inbox: queue.Queue[Request] = queue.Queue(READ_AHEAD_REQUESTS)
+        threading.Thread(target=_read_ahead, args=(connection, inbox), daemon=True).start()
+        try:
+            _serve(connection, inbox)
+        except (BrokenPipeError, ConnectionResetError):
+            _leave()
+
+
+def _bind_to_parent(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+    if os.getppid() != parent:  # it died before the signal was set up
+        _leave()
+    # writing gigabytes of core would hold up the restart
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _leave() -> NoReturn:
+    """Ends without unwinding: the other thread may be deep inside a step."""
+    os._exit(0)
+
+
+def _log(level: int, text: str) -> None:
+    if level >= _LOG_WARNING and text.strip():
+        print(text.rstrip(), file=sys.stderr, flush=True)
+
+
+def _read_ahead(connection: socket.socket, inbox: queue.Queue[Request]) -> None:
+    head = bytearray(wire.HEAD_BYTES)
+    try:
+        while True:
+            _receive(connection, memoryview(head))
+            text, data = wire.new_body(head)
+            _receive(connection, memoryview(text))
+            _receive(connection, data.data)
+            fields, arrays = wire.decode(text, data)
+            inbox.put(Request(fields, arrays))
+    except (EOFError, ConnectionResetError):
+        _leave()
+
+
+def _receive(connection: socket.socket, view: memoryview) -> None:
+    while view.nbytes:
+        n = connection.recv_into(view)
+        if n == 0:
+            raise EOFError
+        view = view[n:]
+
+
+def _serve(connection: socket.socket, inbox: queue.Queue[Request]) -> None:
+    try:
+        abi.set_log(_log)
+        engine = _open(connection, inbox.get())
+    except EngineError as error:
+        connection.sendall(messages.error_reply(error))
+        return
+    with engine:
+        connection.sendall(messages.info_reply(engine.info))
+        while True:
+            request = inbox.get()
+            try:
+                reply = _answer(engine, request)
+            except EngineError as error:
+                reply = messages.error_reply(error)
+            connection.sendall(reply)
+
+
+def _open(connection: socket.socket, request: Request) -> Engine:
+    sent = -1
+
+    def progress(fraction: float) -> bool:
+        nonlocal sent
+        percent = int(fraction * 100)
+        if percent > sent:
+            sent = percent
+            connection.sendall(wire.encode({"progress": fraction}))
+        return True
+
+    return Engine.open(messages.read_config(request.fields), progress)
+
+
+def _answer(engine: Engine, request: Request) -> bytes:
+    fields = request.fields
+    match fields["op"]:
+        case "step":
+            return messages.step_reply(engine.step(*messages.read_step(fields, request.arrays)))
+        case "row":
+            return wire.encode({"ok": True}, {"row": engine.row(fields["slot"])})
+        case "truncate":
+            engine.truncate(fields["slot"], fields["position"])
+            return wire.encode({"ok": True})
+        case "position":
+            return wire.encode({"ok": True, "position": engine.position(fields["slot"])})
+        case "info":
+            return messages.info_reply(engine.info)
+        case _:
+            raise EngineError(f"unknown request {fields['op']!r}")
+
+
+if __name__ == "__main__":
+    main()
