@@ -18,7 +18,6 @@ class Timeouts:
     info_seconds: float = 30.0  # between two requests on an info stream
     connect_seconds: float = 10.0  # dial the successor, attach
     session_seconds: float = 30.0  # silence of the client on its control stream
-    write_seconds: float = 30.0  # a reader that takes nothing while our side is full
     drain_seconds: float = 60.0  # running sessions after SIGTERM
     restart_first_seconds: float = 0.2  # the engine is started again after this pause, doubled each time
     restart_longest_seconds: float = 30.0
@@ -29,9 +28,8 @@ class Limits:
     """What one peer, or one session, may take of a node."""
 
     sessions_per_peer: int = 64
-    streams_per_peer: int = 256
-    steps_in_flight: int = 8  # of one session, received and not yet passed on; more wait in the transport
-    answer_bytes: int = 768 << 10  # rows of one answer, below a frame's 1 MiB
+    streams_per_peer: int = 1024  # a hop before this one has one for each session
+    steps_in_flight: int = 4  # of one session, received and not yet passed on; more wait in the transport
     poison_strikes: int = 2  # engines a session may cost before it is refused
     remembered_sessions: int = 1024  # whose strikes are kept
 
@@ -58,7 +56,6 @@ class NetworkOptions:
     announce: tuple[str, ...] = ()
     identity_path: Path | None = None  # None: the first free one of this model in the user's data folder
     public_name: str = ""
-    announce_seconds: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -71,3 +68,4 @@ class NodeConfig:
     limits: Limits = field(default_factory=Limits)
     calls_in_flight: int = 2  # engine calls handed over and not yet answered
     measure_speed: bool = True
+    explain: bool = False  # show why layers were chosen, and what lost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from shim.types import ContextSpec
 from swarm.errors import UsageError
@@ -44,16 +44,8 @@ def bounded(specs: tuple[ContextSpec, ...], n_ctx_train: int) -> tuple[ContextSp
     return specs
 
 
-def default_slots(n_ctx_train: int, fits: Callable[[tuple[ContextSpec, ...]], bool]) -> tuple[ContextSpec, ...]:
-    """The first of a falling list that fits; the smallest one when none does, so that the caller can say by how much."""
-    choice: tuple[ContextSpec, ...] = ()
-    for choice in _falling(n_ctx_train):
-        if fits(choice):
-            return choice
-    return choice
-
-
-def _falling(n_ctx_train: int) -> Iterator[tuple[ContextSpec, ...]]:
+def default_slots(n_ctx_train: int) -> Iterator[tuple[ContextSpec, ...]]:
+    """What to try when the operator names no slots: the default, then less and less."""
     tokens = max(1, min(DEFAULT.tokens, n_ctx_train))
     for count in (DEFAULT.slots, 2, 1):
         yield (ContextSpec(count, tokens),)
@@ -63,7 +55,7 @@ def _falling(n_ctx_train: int) -> Iterator[tuple[ContextSpec, ...]]:
 
 
 def chunk_within_stall(prefill_tokens_per_second: float, engine_chunk_tokens: int, stall_seconds: float = 1.0) -> int:
-    """The largest power-of-two chunk that stalls the other sessions for about ``stall_seconds``."""
+    """The engine's chunk, halved until it stalls the other sessions for no more than about ``stall_seconds``."""
     wanted = prefill_tokens_per_second * stall_seconds
     chunk = engine_chunk_tokens
     while chunk > 32 and chunk > wanted:

@@ -1,0 +1,241 @@
+"""``swarm-node``: serve some layers of a model to a swarm."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from dht.addresses import parse_peers
+from dht.errors import BadAddress
+from swarm.errors import NoPeersGiven, SwarmError, UsageError
+from swarm.node import options
+from swarm.node.config import ModelOptions, NetworkOptions, NodeConfig, Timeouts
+from swarm.node.console import BarConsole, PlainConsole
+from swarm.node.settings import Settings, config_path, load_settings
+from swarm.node.slots import parse_slots
+
+if TYPE_CHECKING:
+    from swarm.node.node import SwarmNode
+
+INTERRUPTED = 130
+
+DESCRIPTION = "Serve a span of a GGUF model's layers to a peer-to-peer swarm."
+EXAMPLES = """\
+examples:
+  first machine, with the first ten layers; prints the line for the next one:
+    swarm-node --model model.gguf --layers 0:10 --new-swarm
+  next machine, with the layers that the swarm needs most and that fit:
+    swarm-node --model model.gguf --initial-peers /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW...
+  a fixed port, 20 GiB at most, eight sessions of 4,096 tokens and two of 65,536:
+    swarm-node --model model.gguf --listen 0.0.0.0:4001 --memory 20GiB --slots 8x4096,2x65536
+
+SWARM_MODEL and SWARM_PEERS in the environment stand for --model and --initial-peers; so do model and initial_peers in
+{config}. SIGINT or SIGTERM lets running sessions finish first, a second one leaves at once.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    _set_up_logging(given.log_level)
+    try:
+        return _run(given)
+    except SwarmError as error:
+        return _complain(error, error.exit_code)
+    except BadAddress as error:
+        return _complain(error, UsageError.exit_code)
+    except KeyboardInterrupt:  # before the handlers are in place
+        return INTERRUPTED
+
+
+def _complain(error: Exception, code: int) -> int:
+    print(f"swarm-node: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return code
+
+
+def _run(given: argparse.Namespace) -> int:
+    settings = load_settings(os.environ, config_path())
+    config = _config(given, settings)
+    console = _console(given, config)
+    try:
+        return asyncio.run(_serve(config, console))
+    finally:
+        console.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="swarm-node",
+        description=DESCRIPTION,
+        epilog=EXAMPLES.format(config=config_path()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument_group("what to serve").add_argument
+    add("--model", metavar="PATH|NAME", help="GGUF file; of a split set, any of its files (default: glm-5.2-ud-iq1_s)")
+    add(
+        "--layers", default="auto", metavar="A:B|auto", help="layers A to B-1; auto: the ones the swarm lacks (default)"
+    )
+    add(
+        "--memory",
+        metavar="SIZE",
+        help="what weights, KV and buffers may take, for example 20GiB (default: what is free)",
+    )
+    add(
+        "--slots",
+        metavar="NxTOKENS,...",
+        help="sessions and their length, for example 8x4096,2x65536 (default: by memory)",
+    )
+    add("--chunk-tokens", type=int, metavar="N", help="largest prefill chunk (default: what takes about a second)")
+    add("--kv-type", default="f16", metavar="TYPE", help=f"element type of the KV cache: {', '.join(options.KV_TYPES)}")
+    add("--threads", type=int, metavar="N", help="threads of the engine (default: one per core)")
+    add("--explain", action="store_true", help="say why these layers were chosen, and what lost")
+    add = parser.add_argument_group("the swarm").add_argument
+    add("--initial-peers", nargs="+", metavar="ADDRESS", help="nodes of the swarm to join")
+    add("--new-swarm", action="store_true", help="start a swarm of its own and print the line for the next machine")
+    add("--listen", action="append", metavar="HOST:PORT", help="or a multiaddr (default: all interfaces, a free port)")
+    add("--announce", action="append", metavar="MULTIADDR", help="tell others this address instead of the local ones")
+    add(
+        "--identity",
+        type=Path,
+        metavar="PATH",
+        help="key file (default: a free one of this model's in the user's data)",
+    )
+    add("--name", default="", help="public name, shown to the users of the swarm")
+    add = parser.add_argument_group("running").add_argument
+    add("--drain-seconds", type=float, default=Timeouts.drain_seconds, metavar="S", help="for sessions when leaving")
+    add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="default: warning")
+    add("--no-color", action="store_true", help="no colours on a terminal; NO_COLOR in the environment does the same")
+    return parser
+
+
+def _set_up_logging(level: str) -> None:
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=level.upper(), format=form, stream=sys.stderr)
+
+
+def _config(given: argparse.Namespace, settings: Settings) -> NodeConfig:
+    network = NetworkOptions(
+        initial_peers=_initial_peers(given, settings),
+        listen=tuple(options.listen_multiaddr(text) for text in given.listen or ("0.0.0.0:0",)),
+        announce=tuple(given.announce or ()),
+        identity_path=given.identity,
+        public_name=given.name[:128],
+    )
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    model = ModelOptions(
+        path=options.model_path(given.model or settings.model),
+        layers=given.layers,
+        memory_bytes=None if given.memory is None else options.memory_bytes(given.memory),
+        threads=options.count("--threads", given.threads, 1, 512) or cores,
+        contexts=None if given.slots is None else parse_slots(given.slots),
+        chunk_tokens=options.count("--chunk-tokens", given.chunk_tokens, 1, 1 << 14),
+        kv_type=options.kv_type(given.kv_type),
+    )
+    if given.drain_seconds < 0:
+        raise UsageError(f"--drain-seconds {given.drain_seconds:g}: below 0; choose 0 to leave at once")
+    return NodeConfig(model, network, Timeouts(drain_seconds=given.drain_seconds), explain=given.explain)
+
+
+def _initial_peers(given: argparse.Namespace, settings: Settings) -> tuple[str, ...]:
+    named = None if given.initial_peers is None else parse_peers(" ".join(given.initial_peers))
+    if given.new_swarm:
+        if named:
+            raise UsageError("--new-swarm and --initial-peers exclude each other; leave one of them out")
+        return ()
+    peers = settings.initial_peers if named is None else named
+    if not peers:
+        raise NoPeersGiven(
+            "no peers given; join a swarm with: swarm-node --initial-peers ADDRESS, or start one with: "
+            "swarm-node --new-swarm"
+        )
+    return peers
+
+
+def _console(given: argparse.Namespace, config: NodeConfig) -> PlainConsole:
+    def on_joined(addresses: Sequence[str]) -> str | None:
+        if not given.new_swarm or not addresses:
+            return None
+        model = shlex.quote(given.model or str(config.model.path))
+        return f"next machine: swarm-node --model {model} --initial-peers {addresses[0]}"
+
+    if sys.stderr.isatty():
+        return BarConsole(on_joined, sys.stderr, color=not (given.no_color or os.environ.get("NO_COLOR")))
+    return PlainConsole(on_joined)
+
+
+class _Signals:
+    """The first signal asks to leave, every further one to be quick about it."""
+
+    def __init__(self, serving: asyncio.Task[int]) -> None:
+        self._serving = serving
+        self.leave = asyncio.Event()
+        self.ready = False
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._arrived)
+
+    def _arrived(self) -> None:
+        if self.leave.is_set() or not self.ready:
+            self._serving.cancel()
+        self.leave.set()
+
+
+async def _serve(config: NodeConfig, console: PlainConsole) -> int:
+    from swarm.node.node import SwarmNode  # the protocol and the engine's types take a moment to import
+
+    serving = asyncio.current_task()
+    assert serving is not None
+    signals = _Signals(serving)
+    try:
+        async with SwarmNode(config, console) as node:
+            console.close()
+            console.line(await _ready_line(node))
+            signals.ready = True
+            await _until_told(node, signals, console)
+    except asyncio.CancelledError:
+        return 0 if signals.ready else INTERRUPTED
+    return 0
+
+
+async def _until_told(node: SwarmNode, signals: _Signals, console: PlainConsole) -> None:
+    leave = asyncio.create_task(signals.leave.wait())
+    ended = asyncio.create_task(node.wait())
+    try:
+        await asyncio.wait([leave, ended], return_when=asyncio.FIRST_COMPLETED)
+        if leave.done():
+            console.line("leaving: no new sessions are taken; a second signal leaves at once")
+            await node.drain()
+    finally:
+        leave.cancel()
+        ended.cancel()
+        with suppress(asyncio.CancelledError, SwarmError):
+            await ended  # its error is raised by the node itself
+
+
+async def _ready_line(node: SwarmNode) -> str:
+    from swarm.placement import coverage_of
+
+    records = await node.records()
+    manifest = node.manifest
+    others = sum(record.peer_id != node.peer_id for record in records)
+    coverage = coverage_of(records, manifest.legal_cuts, manifest.artifact_id)
+    coverage = coverage.plus(*node.span)
+    lacking = ", ".join(f"{first}:{last}" for first, last in coverage.uncovered)
+    rest = f"; nobody serves {lacking} yet" if lacking else "; every layer is served"
+    first, last = node.span
+    return f"ready: serving layers {first}:{last} of {manifest.name} with {others} other peers{rest}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Keeps an engine process running: starts it, notices its death, reports what was lost, starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from shim.process import EngineProcess
+
+from shim.errors import EngineDied, EngineError
+from shim.types import EngineConfig, EngineInfo, Floats, StepBatch, StepResult, SummarySpec
+from swarm.ids import SessionId
+from swarm.node.config import Limits, Timeouts
+
+logger = logging.getLogger(__name__)
+
+
+class Strikes:
+    """How many engines each session has cost. Forgets the oldest beyond ``remembered`` sessions."""
+
+    def __init__(self, remembered: int) -> None:
+        self._remembered = remembered
+        self._strikes: OrderedDict[SessionId, int] = OrderedDict()
+
+    def add(self, session: SessionId) -> None:
+        self._strikes[session] = self._strikes.pop(session, 0) + 1
+        while len(self._strikes) > self._remembered:
+            self._strikes.popitem(last=False)
+
+    def of(self, session: SessionId) -> int:
+        return self._strikes.get(session, 0)
+
+
+class EngineHost:
+    """One engine, across any number of deaths of its process.
+
+    ``supervise`` is to run as a task as long as the host is used; ``close`` ends the child. ``on_lost`` is called when
+    the engine died and every slot is empty, ``on_back`` when a new one serves.
+    """
+
+    def __init__(self, config: EngineConfig, timeouts: Timeouts, limits: Limits) -> None:
+        self._config = config
+        self._timeouts = timeouts
+        self._engine: EngineProcess | None = None
+        self._info: EngineInfo | None = None
+        self._running: dict[object, tuple[SessionId, ...]] = {}  # calls in the order they were handed over
+        self._blamed: EngineProcess | None = None
+        self.strikes = Strikes(limits.remembered_sessions)
+        self.restarts = 0
+        self.on_lost: Callable[[EngineDied], None] = lambda _died: None
+        self.on_back: Callable[[], None] = lambda: None
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._info is not None, "start() first"
+        return self._info
+
+    @property
+    def info_or_none(self) -> EngineInfo | None:
+        """None before the first start is done."""
+        return self._info
+
+    @property
+    def ready(self) -> bool:
+        return self._engine is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process; None while there is none."""
+        return None if self._engine is None else self._engine.pid
+
+    async def start(self, on_progress: Callable[[float], None] | None = None) -> EngineInfo:
+        """The first start: its failure is the caller's. Cancelling ends the child."""
+        self._engine = await EngineProcess.start(self._config, on_progress)
+        self._info = self._engine.info
+        return self._info
+
+    async def supervise(self) -> None:
+        """Never returns; cancel it."""
+        while True:
+            engine = self._engine
+            assert engine is not None
+            died = await asyncio.shield(engine.died)
+            self._engine = None
+            last = f"; its last words: {died.last_lines[-1]}" if died.last_lines else ""
+            logger.error("the engine died (%s)%s; its sessions are lost and it is started again", died, last)
+            self.on_lost(died)
+            await engine.close()
+            await self._restart()
+            self.on_back()
+
+    async def _restart(self) -> None:
+        pause = self._timeouts.restart_first_seconds
+        while self._engine is None:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._timeouts.restart_longest_seconds)
+            try:
+                self._engine = await EngineProcess.start(self._config)
+            except EngineError as error:
+                logger.error("the engine does not start (%s); trying again in %.1f s", error, pause)
+        self.restarts += 1
+        logger.info("the engine serves again")
+
+    async def step(
+        self, sessions: tuple[SessionId, ...], batch: StepBatch, summaries: Sequence[SummarySpec]
+    ) -> tuple[StepResult, float]:
+        """As ``EngineProcess.step``; ``sessions`` are the ones to blame when the engine dies of it."""
+        engine = self._living()
+        call = object()
+        self._running[call] = sessions
+        try:
+            return await engine.step(batch, summaries)
+        except EngineDied:
+            self._blame(engine)
+            raise
+        finally:
+            del self._running[call]
+
+    async def row(self, slot: int) -> Floats:
+        return await self._living().row(slot)
+
+    async def truncate(self, slot: int, position: int) -> None:
+        await self._living().truncate(slot, position)
+
+    async def position(self, slot: int) -> int:
+        return await self._living().position(slot)
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+    def _living(self) -> EngineProcess:
+        if self._engine is None:
+            raise EngineDied("the engine is being started again")
+        return self._engine
+
+    def _blame(self, engine: EngineProcess) -> None:
+        # calls queue in the pipe: only the oldest was running
+        if engine is not self._blamed:
+            self._blamed = engine
+            for session in next(iter(self._running.values())):
+                self.strikes.add(session)

@@ -1,0 +1,79 @@
+"""The door for every stream from outside: counts streams per peer, and turns what goes wrong into an Error frame."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from swarm.ids import PeerId
+from swarm.protocol import FrameStream, Received, StreamClosed, WireError, pb
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[PeerId, FrameStream], Awaitable[None]]
+
+
+class Gate:
+    """Wraps handlers for ``Peer.serve_stream``. A handler may raise WireError (sent to the peer) and StreamClosed."""
+
+    def __init__(self, streams_per_peer: int, counters: Counter[str]) -> None:
+        self._most = streams_per_peer
+        self._counters = counters
+        self._open: Counter[PeerId] = Counter()
+        self._changed = asyncio.Event()
+
+    @property
+    def open_streams(self) -> int:
+        return self._open.total()
+
+    async def empty(self) -> None:
+        """Returns when no handler runs."""
+        while self._open.total():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def around(self, handler: Handler) -> Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+        async def handle(peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer, stream = PeerId(peer_id), FrameStream(reader, writer)
+            self._open[peer] += 1
+            try:
+                await self._handle(handler, peer, stream)
+            finally:
+                self._open[peer] -= 1
+                if not self._open[peer]:
+                    del self._open[peer]
+                self._changed.set()
+
+        return handle
+
+    async def _handle(self, handler: Handler, peer: PeerId, stream: FrameStream) -> None:
+        try:
+            if self._open[peer] > self._most:
+                raise WireError(pb.LIMIT_REACHED, f"{self._most} streams of one peer are open here")
+            await handler(peer, stream)
+        except WireError as error:
+            self._counters[pb.ErrorCode.Name(error.code).lower()] += 1
+            logger.info("refused peer %s: %s", peer, error.message)
+            await stream.refuse(error)
+        except StreamClosed as closed:
+            logger.debug("peer %s is gone: %s", peer, closed)
+        finally:
+            await stream.close()
+
+
+async def first_frame(stream: FrameStream, seconds: float) -> Received:
+    """What a stream begins with. Raises WireError when nothing comes in time, StreamClosed when it ends."""
+    try:
+        async with asyncio.timeout(seconds):
+            received = await stream.receive()
+    except TimeoutError:
+        raise WireError(pb.NOT_ALLOWED, f"nothing was said for {seconds:g} s") from None
+    if received is None:
+        raise StreamClosed("the stream ended before it began")
+    return received
+
+
+def unexpected(received: object) -> WireError:
+    return WireError(pb.NOT_ALLOWED, f"a {type(received).__name__} is not expected here")

@@ -1,0 +1,88 @@
+"""Info streams: anyone may ask what a node serves, and for the manifest and the header bytes a client needs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from dht.record import NodeState
+from swarm.ids import PeerId
+from swarm.node.gate import unexpected
+from swarm.node.shared import Shared
+from swarm.node.software import software
+from swarm.protocol import FrameStream, WireError, artifact_parts, pb
+
+STATES = {NodeState.JOINING: pb.JOINING, NodeState.ONLINE: pb.ONLINE, NodeState.DRAINING: pb.DRAINING}
+
+
+class InfoHandler:
+    """Serves ``glm-swarm/1/info``: any number of requests, one by one. ``folder`` holds the artifact's files."""
+
+    def __init__(self, shared: Shared, folder: Path) -> None:
+        self._shared = shared
+        self._folder = folder
+        self._manifest_json = shared.manifest.to_json()
+
+    async def __call__(self, _peer: PeerId, stream: FrameStream) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._shared.timeouts.info_seconds):
+                    request = await stream.receive()
+            except TimeoutError:
+                return
+            match request:
+                case None:
+                    return
+                case pb.DescribeRequest():
+                    await stream.send(self._description())
+                case pb.ArtifactRequest():
+                    await self._send_piece(stream, request)
+                case _:
+                    raise unexpected(request)
+
+    async def _send_piece(self, stream: FrameStream, request: pb.ArtifactRequest) -> None:
+        ours = self._shared.manifest.artifact_id
+        if request.artifact_id != ours:
+            raise WireError(pb.WRONG_ARTIFACT, "another artifact is served here", theirs=request.artifact_id, ours=ours)
+        piece = self._manifest_json if request.piece == pb.MANIFEST else await self._header(request.file_index)
+        for part in artifact_parts(piece, request.offset):
+            await stream.send(part)
+
+    async def _header(self, index: int) -> bytes:
+        files = self._shared.manifest.files
+        if index >= len(files):
+            raise WireError(pb.MALFORMED, f"file {index} of {len(files)} was asked for")
+        entry = files[index]
+        try:
+            return await asyncio.to_thread(_read_start, self._folder / entry.name, entry.header_bytes)
+        except OSError:
+            raise WireError(pb.INTERNAL, "the file can't be read any more") from None
+
+    def _description(self) -> pb.NodeDescription:
+        shared = self._shared
+        info = shared.host.info_or_none
+        return pb.NodeDescription(
+            artifact_id=shared.manifest.artifact_id,
+            span=pb.Layers(first=shared.span[0], last=shared.span[1]),
+            state=STATES[shared.state],
+            numerics_id="" if info is None else info.numerics_id,
+            slots=[
+                pb.SlotClass(tokens=slot.tokens, total=slot.total, free=slot.free)
+                for slot in shared.table.slots.classes()
+            ],
+            chunk_tokens=shared.chunk_tokens,
+            software=software(),
+            public_name=shared.public_name,
+            queue=shared.queue,
+            decode_tokens_per_second=shared.speed.decode_tokens_per_second,
+            prefill_tokens_per_second=shared.speed.prefill_tokens_per_second,
+            clock=time.time(),
+            has_mtp=info is not None and info.n_mtp > 0,
+            encodings=[pb.F32_LE, pb.F16_LE],
+        )
+
+
+def _read_start(path: Path, n_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(n_bytes)

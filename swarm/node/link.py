@@ -1,0 +1,83 @@
+"""The way to a session's next hop: a data stream, opened with the first step."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dht.errors import DhtError
+from swarm.node.sessions import Neighbour, Session
+from swarm.node.shared import Dialer
+from swarm.protocol import DATA_STREAM, Activations, FrameStream, StreamClosed, WireError, clean_text, pb
+
+
+class LinkBroken(Exception):
+    """The successor can't be reached, has refused, or has closed the stream."""
+
+
+class SuccessorLink:
+    """Carries the steps of one session in one epoch. ``watch`` tells of the other side's end while nothing is sent."""
+
+    def __init__(self, dialer: Dialer, session: Session, successor: Neighbour, connect_seconds: float) -> None:
+        self._dialer = dialer
+        self._attach = pb.Attach(session_id=session.id, epoch=session.epoch)
+        self._connect_seconds = connect_seconds
+        self._stream: FrameStream | None = None
+        self._opened = asyncio.Event()
+        self.successor = successor
+
+    async def send(self, step: pb.Step, hidden: Activations, timing: pb.HopTiming) -> None:
+        """Raises LinkBroken. Cancelling breaks the link."""
+        try:
+            if self._stream is None:
+                self._stream = await self._open()
+                self._opened.set()
+            await self._stream.send_step(step, hidden, timing=timing)
+        except StreamClosed as closed:
+            raise LinkBroken(str(closed)) from closed
+
+    async def watch(self) -> LinkBroken:
+        """Returns when an opened link has broken: the successor never says anything but an error."""
+        await self._opened.wait()
+        assert self._stream is not None
+        try:
+            received = await self._stream.receive()
+        except (StreamClosed, WireError) as error:
+            return LinkBroken(str(error))
+        return LinkBroken(_said(received))
+
+    async def close(self) -> None:
+        if self._stream is not None:
+            await self._stream.close()
+
+    async def _open(self) -> FrameStream:
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                reader, writer = await self._dialer.open_stream(
+                    self.successor.peer_id, DATA_STREAM, self.successor.addresses
+                )
+                return await self._attached(FrameStream(reader, writer))
+        except TimeoutError:
+            raise LinkBroken(f"no answer within {self._connect_seconds:g} s") from None
+        except (WireError, DhtError, OSError) as error:
+            raise LinkBroken(str(error)) from error
+
+    async def _attached(self, stream: FrameStream) -> FrameStream:
+        attached = False
+        try:
+            await stream.send(self._attach)
+            received = await stream.receive()
+            if not isinstance(received, pb.Attached):
+                raise LinkBroken(_said(received))
+            attached = True
+            return stream
+        finally:
+            if not attached:
+                await stream.close()
+
+
+def _said(received: object) -> str:
+    if received is None:
+        return "the successor closed the stream"
+    if isinstance(received, pb.Error):
+        return f"the successor refused: {clean_text(received.message)}"
+    return f"the successor sent an unexpected {type(received).__name__}"

@@ -1,0 +1,199 @@
+"""The moving parts of one session: steps come in, wait for the engine, and leave in order through the outbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shim.types import Ints, StepResult, SummarySpec
+from swarm.node.batch import Rows, want_flags, wanted
+from swarm.node.scheduler import Group, Runner, Work
+from swarm.node.sessions import Session
+from swarm.protocol import Activations, FrameStream, ReceivedStep, WireError, pb
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What the engine made of a step."""
+
+    result: StepResult
+    ipc_seconds: float
+    batch_rows: int
+    batch_sessions: int
+    finished_us: int  # on the node's monotonic clock
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A step that leaves the hop: computed, or refused."""
+
+    received: ReceivedStep
+    outcome: Computed | WireError
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One accepted step on its way through the scheduler."""
+
+    live: LiveSession
+    received: ReceivedStep
+    rows: Rows
+
+
+class LiveSession:
+    """Owned by the handler of the session's control stream. Nothing here awaits except ``take``, ``settle`` and
+    ``ended``; cancelling them changes nothing."""
+
+    def __init__(
+        self,
+        session: Session,
+        runner: Runner[Job],
+        shape: tuple[int, int, int],
+        context: int,
+        steps_in_flight: int,
+        counters: Counter[str],
+    ) -> None:
+        self.session = session
+        self.outbox: asyncio.Queue[Finished] = asyncio.Queue()
+        self.ended: asyncio.Future[WireError | None] = asyncio.get_running_loop().create_future()
+        self.data: FrameStream | None = None  # from the predecessor
+        self._runner = runner
+        self._n_layers, self._n_embd, self._n_vocab = shape
+        self._context = context
+        self._most_in_flight = steps_in_flight
+        self._counters = counters
+        self._in_flight = 0  # accepted and not passed on
+        self._computing = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self.ended.done()
+
+    @property
+    def is_exit(self) -> bool:
+        return self.session.terms.run[1] == self._n_layers
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    def close(self, reason: WireError | None) -> None:
+        self._runner.drop(self.session.id)
+        self.ended.set_result(reason)
+        self._changed.set()
+
+    async def take(self, received: ReceivedStep) -> None:
+        """Queues one step from the predecessor; waits while too many are in flight. A late step has no effect."""
+        while self._in_flight >= self._most_in_flight and not self.closed:
+            await self._change()
+        step = received.step
+        if self.closed or self._is_late(step):
+            return
+        self._in_flight += 1
+        try:
+            rows = self._rows(step, received.activations)
+            self.session.accept(step.step, step.start, step.n_tokens)
+        except WireError as refusal:
+            self._counters["refused_steps"] += 1
+            self.outbox.put_nowait(Finished(received, refusal))
+        else:
+            self._submit(Job(self, received, rows))
+
+    def _is_late(self, step: pb.Step) -> bool:
+        late = self.session.is_stale(step.epoch, step.step)
+        if late or step.epoch > self.session.epoch:
+            self._counters["stale_steps" if late else "early_steps"] += 1
+            return True
+        return False
+
+    def _submit(self, job: Job) -> None:
+        run = self.session.terms.run
+        self._runner.submit(
+            Work(
+                session=self.session.id,
+                peer=self.session.owner,
+                group=Group(self._context, *run),
+                rows=job.rows.count,
+                chunk=job.rows.tiled,
+                job=job,
+            )
+        )
+
+    def begin(self) -> None:
+        """The job was handed to the engine."""
+        self._computing += 1
+
+    def finish(self, job: Job, outcome: Computed | WireError) -> None:
+        """The engine's verdict. Dropped when the session ended meanwhile."""
+        self._computing -= 1
+        self._changed.set()
+        if self.closed:
+            return
+        session = self.session
+        if isinstance(outcome, WireError):
+            session.lost(outcome.position)
+        else:
+            session.computed(job.rows.start + job.rows.count)
+            if session.last_step == job.received.step.step and wanted(job.rows):
+                session.last_row = session.position - 1
+        self.outbox.put_nowait(Finished(job.received, outcome))
+
+    def passed_on(self) -> None:
+        """A step left the outbox."""
+        self._in_flight -= 1
+        self._changed.set()
+
+    async def settle(self) -> None:
+        """Forgets the steps that wait and returns when the engine computes none of this session."""
+        self._in_flight -= len(self._runner.drop(self.session.id))
+        self._changed.set()
+        while self._computing and not self.closed:
+            await self._change()
+        self.session.planned = self.session.position
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _rows(self, step: pb.Step, hidden: Activations | None) -> Rows:
+        first, last = self.session.terms.run
+        tokens = None
+        if first == 0:
+            tokens, hidden = self._tokens(step), None
+        elif hidden is None or hidden.shape[1] != self._n_embd:
+            raise WireError(pb.MALFORMED, f"the hop takes hidden states of {self._n_embd} values")
+        want = None
+        if last == self._n_layers:
+            self._check_ids("output.ids", step.output.ids)
+            want = want_flags(step.n_tokens, all_rows=step.output.all_rows, last_row=step.output.last_row)
+        return Rows(
+            run=(first, last),
+            slot=self.session.slot,
+            start=step.start,
+            count=step.n_tokens,
+            tokens=tokens,
+            hidden=hidden,
+            want=want,
+            summary=_summary(step.output, self._n_vocab),
+            tiled=step.kind == pb.PREFILL,
+        )
+
+    def _tokens(self, step: pb.Step) -> Ints:
+        if len(step.tokens) != step.n_tokens:
+            raise WireError(pb.MALFORMED, f"{len(step.tokens)} tokens for {step.n_tokens} rows at the entry")
+        self._check_ids("tokens", step.tokens)
+        return np.array(step.tokens, np.int32)
+
+    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+        if ids and max(ids) >= self._n_vocab:
+            raise WireError(pb.MALFORMED, f"{name} holds {max(ids)}, the vocabulary has {self._n_vocab}")
+
+
+def _summary(output: pb.OutputRequest, n_vocab: int) -> SummarySpec:
+    temperature = output.temperature if output.temperature > 0 else 1.0
+    return SummarySpec(temperature, min(output.top, n_vocab), tuple(output.ids))

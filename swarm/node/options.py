@@ -1,0 +1,65 @@
+"""Texts given on the command line, as values. Each function raises ``UsageError`` with the option and an example."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dht.addresses import parse_listen_address
+from dht.errors import BadAddress
+from shim.types import KvType
+from swarm.errors import UsageError
+from swarm.node.settings import DEFAULT_MODEL
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_KV_TYPES = {"f32": KvType.F32, "f16": KvType.F16, "q8_0": KvType.Q8_0}
+KV_TYPES = tuple(_KV_TYPES)
+
+
+def memory_bytes(text: str) -> int:
+    """``20GiB``, ``20G`` and ``20GB`` are all 20 x 2^30: nobody means the smaller one."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    if match is None or float(match[1]) == 0:
+        raise UsageError(f"--memory {text}: not a size; write for example --memory 20GiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def kv_type(text: str) -> KvType:
+    if text.lower() not in _KV_TYPES:
+        raise UsageError(f"--kv-type {text}: not known; choose one of {', '.join(KV_TYPES)}")
+    return _KV_TYPES[text.lower()]
+
+
+def listen_multiaddr(text: str) -> str:
+    """``HOST:PORT``, ``:PORT``, ``PORT``, ``[IPV6]:PORT`` or a multiaddr."""
+    address = text if text.startswith("/") else _from_host_port(text)
+    try:
+        return parse_listen_address(address).text
+    except BadAddress as error:
+        raise UsageError(f"--listen {text}: {error}") from error
+
+
+def _from_host_port(text: str) -> str:
+    match = re.fullmatch(r"(?:(?:\[([0-9A-Fa-f:]+)\]|([0-9.]*)):)?(\d{1,5})", text)
+    if match is None:
+        raise UsageError(f"--listen {text}: not HOST:PORT with an IP address; write for example --listen 0.0.0.0:4001")
+    if match[1]:
+        return f"/ip6/{match[1]}/tcp/{match[3]}"
+    return f"/ip4/{match[2] or '0.0.0.0'}/tcp/{match[3]}"
+
+
+def count(option: str, value: int | None, low: int, high: int) -> int | None:
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{option} {value}: out of range; choose {low} to {high}")
+    return value
+
+
+def model_path(text: str) -> Path:
+    """A path; the pinned model's name can't be resolved to one yet."""
+    path = Path(text).expanduser()
+    if text == DEFAULT_MODEL and not path.exists():
+        raise UsageError(
+            f"the model {DEFAULT_MODEL} can't be fetched by name yet; download it and pass its first file: "
+            "swarm-node --model /path/to/MODEL.gguf"
+        )
+    return path

@@ -1,0 +1,34 @@
+"""The node's own record: what the swarm is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dht.record import SpanRecord
+from swarm.node.shared import Shared
+from swarm.node.software import software
+from swarm.protocol import PROTOCOL_VERSION
+
+
+def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanRecord:
+    manifest, info = shared.manifest, shared.host.info_or_none
+    return SpanRecord(
+        peer_id=peer_id,
+        artifact_id=manifest.artifact_id,
+        artifact_name=manifest.name,
+        n_layers=manifest.n_layers,
+        first=shared.span[0],
+        last=shared.span[1],
+        state=shared.state,
+        protocol_version=PROTOCOL_VERSION,
+        numerics_id="" if info is None else info.numerics_id,
+        slots=shared.table.slots.classes(),
+        chunk_tokens=shared.chunk_tokens,
+        decode_tokens_per_second=shared.speed.decode_tokens_per_second,
+        prefill_tokens_per_second=shared.speed.prefill_tokens_per_second,
+        queue=shared.queue,
+        addresses=tuple(addresses)[:16],
+        public_name=shared.public_name,
+        software=software(),
+        has_mtp=info is not None and info.n_mtp > 0,
+    )

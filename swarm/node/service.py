@@ -1,0 +1,69 @@
+"""A node's streams, put together: who answers what, and how it all ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from shim.errors import EngineDied
+from swarm.node.control import ControlHandler
+from swarm.node.data import DataHandler
+from swarm.node.gate import Gate, Handler
+from swarm.node.info import InfoHandler
+from swarm.node.shared import Shared, engine_lost
+from swarm.protocol import CONTROL_STREAM, DATA_STREAM, INFO_STREAM, WireError, pb
+
+logger = logging.getLogger(__name__)
+
+StreamHandler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Listener(Protocol):
+    """The part of ``dht.peer.Peer`` that takes streams."""
+
+    async def serve_stream(self, protocol: str, handler: StreamHandler) -> None: ...
+
+
+class Service:
+    """Answers peers over ``shared`` until ``close``."""
+
+    def __init__(self, shared: Shared, folder: Path) -> None:
+        self.shared = shared
+        self._gate = Gate(shared.limits.streams_per_peer, shared.counters)
+        self._handlers: dict[str, Handler] = {
+            INFO_STREAM: InfoHandler(shared, folder),
+            CONTROL_STREAM: ControlHandler(shared),
+            DATA_STREAM: DataHandler(shared),
+        }
+
+    @property
+    def open_streams(self) -> int:
+        return self._gate.open_streams
+
+    async def start(self, listener: Listener) -> None:
+        for protocol, handler in self._handlers.items():
+            await listener.serve_stream(protocol, self._gate.around(handler))
+
+    def engine_died(self, died: EngineDied) -> None:
+        """Every session's state is gone: their clients are told and may open them again."""
+        lost = len(self.shared.lives)
+        if lost:
+            logger.warning("%d sessions are lost with the engine; their clients are told", lost)
+        self.shared.end_all(engine_lost(str(died)))
+
+    async def idle(self) -> None:
+        """Returns when no session is open."""
+        while self.shared.lives:
+            await self.shared.session_ended()
+
+    async def close(self) -> None:
+        """Ends the sessions that are left and waits until no handler runs."""
+        self.shared.end_all(WireError(pb.NODE_DRAINING, "the node has left"))
+        try:
+            async with asyncio.timeout(5.0):
+                await self._gate.empty()
+        except TimeoutError:
+            logger.warning("%d streams did not end in time and are cut", self._gate.open_streams)

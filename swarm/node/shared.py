@@ -1,0 +1,138 @@
+"""What the stream handlers of one node have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dht.record import NodeState
+from shim.errors import EngineError
+from swarm.artifact.manifest import Manifest
+from swarm.ids import PeerId, SessionId
+from swarm.node.config import Limits, Timeouts
+from swarm.node.engine_host import EngineHost
+from swarm.node.live import Job, LiveSession
+from swarm.node.scheduler import Runner
+from swarm.node.sessions import Route, SessionTable, Terms
+from swarm.protocol import FrameStream, WireError, pb
+
+logger = logging.getLogger(__name__)
+
+
+class Dialer(Protocol):
+    """The part of ``dht.peer.Peer`` that reaches successors."""
+
+    async def open_stream(
+        self, peer_id: str, protocol: str, addresses: tuple[str, ...] = ()
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured once after loading; 0 when not measured."""
+
+    decode_tokens_per_second: float = 0.0
+    prefill_tokens_per_second: float = 0.0
+
+
+@dataclass(eq=False)
+class Shared:
+    """State of the node towards its peers. Everything here runs in one event loop."""
+
+    manifest: Manifest
+    span: tuple[int, int]
+    host: EngineHost
+    table: SessionTable
+    runner: Runner[Job]
+    dialer: Dialer
+    tasks: asyncio.TaskGroup  # for what outlives a handler
+    limits: Limits
+    timeouts: Timeouts
+    chunk_tokens: int
+    public_name: str = ""
+    state: NodeState = NodeState.JOINING
+    speed: Speed = field(default_factory=Speed)
+    counters: Counter[str] = field(default_factory=Counter)
+    lives: dict[SessionId, LiveSession] = field(default_factory=dict)
+    on_change: Callable[[], None] = lambda: None  # what is announced differs now
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_exit(self) -> bool:
+        return self.span[1] == self.manifest.n_layers
+
+    @property
+    def queue(self) -> int:
+        """Steps and calls waiting for the engine."""
+        return self.runner.waiting + self.runner.in_flight
+
+    def open(self, session_id: SessionId, owner: PeerId, terms: Terms, route: Route) -> LiveSession:
+        """Books the session. Raises WireError. The caller ends it with ``end``."""
+        session = self.table.open(session_id, owner, terms, route)
+        live = LiveSession(
+            session=session,
+            runner=self.runner,
+            shape=(self.manifest.n_layers, self.manifest.n_embd, self.manifest.n_vocab),
+            context=self.table.slots.context(session.slot),
+            steps_in_flight=self.limits.steps_in_flight,
+            counters=self.counters,
+        )
+        self.lives[session_id] = live
+        self.on_change()
+        return live
+
+    def end(self, live: LiveSession, reason: WireError | None = None) -> None:
+        """Frees everything at once, also with a step under way: its result is dropped. Idempotent."""
+        if live.closed:
+            return
+        live.close(reason)
+        self.detach(live)
+        session = live.session
+        self.table.close(session)
+        del self.lives[session.id]
+        self.tasks.create_task(self._empty(session.slot))
+        self._ended.set()
+        self.on_change()
+
+    def end_all(self, reason: WireError) -> None:
+        for live in tuple(self.lives.values()):
+            self.end(live, reason)
+
+    async def session_ended(self) -> None:
+        """Returns after the next session has ended."""
+        self._ended.clear()
+        await self._ended.wait()
+
+    def attach(self, live: LiveSession, data: FrameStream) -> None:
+        """Makes ``data`` the predecessor's stream; one that it opened before is closed."""
+        self.detach(live)
+        live.data = data
+
+    def detach(self, live: LiveSession) -> None:
+        data, live.data = live.data, None
+        if data is not None:
+            self.tasks.create_task(data.close())
+
+    async def _empty(self, slot: int) -> None:
+        # the pipe keeps the order: whoever books the slot next computes after this
+        try:
+            await self.host.truncate(slot, 0)
+        except EngineError as error:
+            logger.debug("slot %d was emptied with its engine: %s", slot, error)
+
+
+def engine_lost(cause: str) -> WireError:
+    return WireError(
+        pb.ENGINE_LOST,
+        f"the engine died ({cause}) and the session's state with it",
+        retry_after_seconds=1.0,
+    )
+
+
+def clock_us() -> int:
+    return time.monotonic_ns() // 1000

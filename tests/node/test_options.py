@@ -1,0 +1,106 @@
+"""Texts of the command line, and what the operator reads when they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shim.types import ContextSpec, KvType
+from swarm.errors import UsageError
+from swarm.node import options
+from swarm.node.settings import DEFAULT_MODEL, load_settings
+from swarm.node.slots import bounded, chunk_within_stall, default_slots, parse_slots
+
+PEER = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWSHj3RRbBjD15g6wekV8y3mm57Pobmps2g2WJm6F67Lay"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("20GiB", 20 << 30), ("20G", 20 << 30), ("1.5gb", 3 << 29), ("512 MiB", 512 << 20), ("1000", 1000)],
+)
+def test_memory(text: str, expected: int) -> None:
+    assert options.memory_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "many", "-3G", "20GG"])
+def test_bad_memory(text: str) -> None:
+    with pytest.raises(UsageError, match="--memory 20GiB"):
+        options.memory_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:4001", "/ip4/127.0.0.1/tcp/4001"),
+        (":4001", "/ip4/0.0.0.0/tcp/4001"),
+        ("4001", "/ip4/0.0.0.0/tcp/4001"),
+        ("[::]:4001", "/ip6/::/tcp/4001"),
+        ("/ip4/10.0.0.1/udp/4001/quic-v1", "/ip4/10.0.0.1/udp/4001/quic-v1"),
+    ],
+)
+def test_listen(text: str, expected: str) -> None:
+    assert options.listen_multiaddr(text) == expected
+
+
+@pytest.mark.parametrize("text", ["example.org:1", "1.2.3.4", "1.2.3.4:99999", "1.2.3.400:5", "/dns/x/tcp/1", ""])
+def test_bad_listen(text: str) -> None:
+    with pytest.raises(UsageError, match="--listen"):
+        options.listen_multiaddr(text)
+
+
+def test_slots() -> None:
+    assert parse_slots("8x4096, 2x64k") == (ContextSpec(8, 4096), ContextSpec(2, 65536))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8", "x4096", "0x4096", "8x10", "999x4096", "1x4096,,", "1x256,1x256,1x256,1x256"]
+)
+def test_bad_slots(text: str) -> None:
+    with pytest.raises(UsageError, match="--slots"):
+        parse_slots(text)
+
+
+def test_slots_end_where_the_training_ended() -> None:
+    with pytest.raises(UsageError, match="2048"):
+        bounded((ContextSpec(1, 4096),), 2048)
+    assert next(iter(default_slots(2048))) == (ContextSpec(4, 2048),)
+
+
+def test_default_slots_shrink() -> None:
+    sums = [sum(spec.slots * spec.tokens for spec in specs) for specs in default_slots(1 << 20)]
+    assert sums[0] == 4 * 4096
+    assert sums == sorted(sums, reverse=True)
+
+
+@pytest.mark.parametrize(("speed", "chunk"), [(10_000.0, 512), (300.0, 256), (40.0, 32), (1.0, 32)])
+def test_a_chunk_takes_about_a_second(speed: float, chunk: int) -> None:
+    assert chunk_within_stall(speed, 512) == chunk
+
+
+def test_kv_type() -> None:
+    assert options.kv_type("Q8_0") == KvType.Q8_0
+    with pytest.raises(UsageError, match="f16"):
+        options.kv_type("int3")
+
+
+def test_the_pinned_model_says_what_to_pass() -> None:
+    with pytest.raises(UsageError, match=r"swarm-node --model /path"):
+        options.model_path(DEFAULT_MODEL)
+
+
+def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'model = "a.gguf"\ninitial_peers = ["{PEER}"]\n')
+    assert load_settings({}, file).model == "a.gguf"
+    assert load_settings({}, file).initial_peers == (PEER,)
+    assert load_settings({"SWARM_MODEL": "b.gguf"}, file).model == "b.gguf"
+    assert load_settings({}, tmp_path / "absent.toml").model == DEFAULT_MODEL
+
+
+@pytest.mark.parametrize("text", ["model = [", "model = 3", "initial_peers = 3"])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"config\.toml"):
+        load_settings({}, file)
