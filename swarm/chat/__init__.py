@@ -1,0 +1,1 @@
+"""``swarm-chat``: talk to the swarm from a terminal or a script."""

@@ -1,0 +1,54 @@
+"""The client side of the swarm. Names load on first use, so that importing the package takes no time."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swarm.client.chain import ChainSession, StepAnswer, StepRequest, WantedRow
+    from swarm.client.client import SwarmClient
+    from swarm.client.config import ClientConfig, Timeouts
+    from swarm.client.generate import Generation, GenerationOptions, StopReason, Token
+    from swarm.client.sampler import GREEDY, SamplingParams
+    from swarm.client.template import ChatTemplate
+
+_HOMES = {
+    "GREEDY": "swarm.client.sampler",
+    "ChainSession": "swarm.client.chain",
+    "ChatTemplate": "swarm.client.template",
+    "ClientConfig": "swarm.client.config",
+    "Generation": "swarm.client.generate",
+    "GenerationOptions": "swarm.client.generate",
+    "SamplingParams": "swarm.client.sampler",
+    "StepAnswer": "swarm.client.chain",
+    "StepRequest": "swarm.client.chain",
+    "StopReason": "swarm.client.generate",
+    "SwarmClient": "swarm.client.client",
+    "Timeouts": "swarm.client.config",
+    "Token": "swarm.client.generate",
+    "WantedRow": "swarm.client.chain",
+}
+
+__all__ = [
+    "GREEDY",
+    "ChainSession",
+    "ChatTemplate",
+    "ClientConfig",
+    "Generation",
+    "GenerationOptions",
+    "SamplingParams",
+    "StepAnswer",
+    "StepRequest",
+    "StopReason",
+    "SwarmClient",
+    "Timeouts",
+    "Token",
+    "WantedRow",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

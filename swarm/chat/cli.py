@@ -1,0 +1,54 @@
+"""The ``swarm-chat`` command: answers on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+from swarm.chat.options import PROG, ChatOptions, parse
+from swarm.errors import SwarmError, UsageError
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return _run(parse(arguments))
+    except SwarmError as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has enough. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _run(options: ChatOptions) -> int:
+    prompt = options.prompt
+    if prompt is None and not sys.stdin.isatty():
+        prompt = _piped()
+    if prompt is not None and not prompt.strip():
+        raise UsageError("the prompt is empty; give some text with -p or on stdin")
+    if prompt is None and (options.json or options.raw):
+        raise UsageError("--json and --raw answer one prompt; give it with -p or on stdin")
+    from swarm.chat.talk import converse, one_shot
+
+    if prompt is None:
+        return asyncio.run(converse(options))
+    return asyncio.run(one_shot(options, prompt))
+
+
+def _piped() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"stdin is no UTF-8 text (byte {error.start}); convert it first") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

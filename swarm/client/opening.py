@@ -1,0 +1,192 @@
+"""Opens a session: plans a chain over the local view, tries it, and plans again around peers that refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dht.record import SpanRecord
+from swarm.artifact.manifest import Manifest
+from swarm.client.chain import ChainSession, SessionTerms
+from swarm.client.config import ClientConfig
+from swarm.client.generate import check_context
+from swarm.client.hop import HopPlace, Network
+from swarm.errors import ContextExceeded, NoRoute, PeerFailed, SwarmError
+from swarm.ids import PeerId
+from swarm.protocol import clean_text
+from swarm.protocol.limits import MAX_ADDRESSES, MAX_TEXT
+from swarm.routing import Chain, RouteRequest, route
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+AVOID_SECONDS = 30.0
+MAX_NAME = 40  # characters of a peer's name that are shown
+MAX_SIZES = 16  # slot sizes tried; records may claim any number
+
+Records = Sequence[SpanRecord]
+Status = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an answer takes. ``max_tokens`` None: all the chain has. ``context_tokens`` fixes the session's size."""
+
+    n_prompt: int
+    max_tokens: int | None = None
+    context_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    chain: Chain
+    context_tokens: int
+
+    def places(self) -> tuple[HopPlace, ...]:
+        return tuple(
+            HopPlace(
+                index=index,
+                peer_id=PeerId(hop.peer_id),
+                layers=(hop.first, hop.last),
+                addresses=tuple(address for address in hop.record.addresses if len(address) <= MAX_TEXT)[
+                    :MAX_ADDRESSES
+                ],
+                name=clean_text(hop.record.public_name, MAX_NAME),
+            )
+            for index, hop in enumerate(self.chain.hops)
+        )
+
+
+def plan(records: Records, request: RouteRequest, need: Need, n_ctx_train: int) -> Plan:
+    """Pure. Raises NoRoute, or ContextExceeded with the numbers when prompt and answer fit no chain."""
+    sizes = _sizes(records, n_ctx_train)
+    if need.context_tokens is not None:
+        check_context(need.n_prompt, need.max_tokens, need.context_tokens)
+    elif need.max_tokens is None:
+        for size in sizes:
+            if size > need.n_prompt and (chain := _route_or_none(records, request, size)):
+                return Plan(chain, size)
+    size = need.context_tokens or need.n_prompt + (need.max_tokens or 1)
+    try:
+        return Plan(route(records, replace(request, context_tokens=size)), size)
+    except ContextExceeded:
+        all_free = [_emptied(record) for record in records]
+        largest = next((size for size in sizes if _route_or_none(all_free, request, size)), 0)
+        if need.context_tokens is None:
+            check_context(need.n_prompt, need.max_tokens, largest)
+        raise
+
+
+def _sizes(records: Records, n_ctx_train: int) -> list[int]:
+    """Sizes of session that slots allow, the largest first."""
+    sizes = {min(slots.tokens, n_ctx_train) for record in records for slots in record.slots}
+    return sorted(sizes, reverse=True)[:MAX_SIZES]
+
+
+def _emptied(record: SpanRecord) -> SpanRecord:
+    slots = tuple(slot.model_copy(update={"free": slot.total}) for slot in record.slots)
+    return record.model_copy(update={"slots": slots})
+
+
+def _route_or_none(records: Records, request: RouteRequest, context_tokens: int) -> Chain | None:
+    try:
+        return route(records, replace(request, context_tokens=context_tokens))
+    except (NoRoute, ContextExceeded):
+        return None
+
+
+class Avoided:
+    """Peers that failed a little while ago: taken again when there is no way around them."""
+
+    def __init__(self) -> None:
+        self._until: dict[PeerId, float] = {}
+
+    def add(self, peer: PeerId) -> None:
+        self._until[peer] = time.monotonic() + AVOID_SECONDS
+
+    def forgive(self, peer: PeerId) -> None:
+        self._until.pop(peer, None)
+
+    def now(self) -> frozenset[str]:
+        now = time.monotonic()
+        self._until = {peer: until for peer, until in self._until.items() if until > now}
+        return frozenset(self._until)
+
+
+class SessionOpener:
+    """Tries chains until one opens or ``route_seconds`` have passed; ``on_status`` hears why it waits."""
+
+    def __init__(
+        self,
+        network: Network,
+        look: Callable[[], Awaitable[Records]],
+        manifest: Manifest,
+        request: RouteRequest,
+        config: ClientConfig,
+        avoided: Avoided,
+        on_status: Status,
+    ) -> None:
+        self._network = network
+        self._look = look
+        self._manifest = manifest
+        self._request = request
+        self._config = config
+        self._avoided = avoided
+        self._status = on_status
+        self._refused: dict[PeerId, SwarmError] = {}  # by peers of this round
+        self._last_refusal: SwarmError | None = None
+
+    async def open(self, need: Need) -> ChainSession:
+        deadline = time.monotonic() + self._config.timeouts.route_seconds
+        while True:
+            try:
+                planned = self._plan(await self._look(), need)
+            except NoRoute as error:
+                await self._wait(self._last_refusal or error, deadline)
+                continue
+            session = await self._try(planned)
+            if session is not None:
+                return session
+
+    def _plan(self, records: Records, need: Need) -> Plan:
+        refused = frozenset(self._refused)
+        try:
+            return self._planned(records, need, refused | self._avoided.now())
+        except NoRoute:
+            return self._planned(records, need, refused)
+
+    def _planned(self, records: Records, need: Need, banned: frozenset[str]) -> Plan:
+        request = replace(self._request, banned=banned)
+        return plan(records, request, need, self._manifest.n_ctx_train)
+
+    async def _try(self, planned: Plan) -> ChainSession | None:
+        terms = SessionTerms(
+            artifact_id=self._manifest.artifact_id,
+            n_vocab=self._manifest.n_vocab,
+            context_tokens=planned.context_tokens,
+            chunk_tokens=planned.chain.chunk_tokens,
+            purpose=self._config.purpose,
+        )
+        try:
+            session = await ChainSession.open(self._network, planned.places(), terms, self._config.timeouts)
+        except PeerFailed as error:
+            if not error.peer:
+                raise
+            logger.info("%s", error)
+            self._refused[PeerId(error.peer)] = self._last_refusal = error
+            return None
+        for place in planned.places():
+            self._avoided.forgive(place.peer_id)
+        return session
+
+    async def _wait(self, reason: SwarmError, deadline: float) -> None:
+        """Peers that refused are asked again after a pause: a slot may be free, a restarted engine ready."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise reason
+        self._status(f"waiting up to {left:.0f} s more: {reason}")
+        self._refused.clear()
+        await asyncio.sleep(min(POLL_SECONDS, left))

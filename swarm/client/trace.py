@@ -1,0 +1,160 @@
+"""Where the time of a step went, hop by hop, on the client's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from swarm.ids import PeerId
+from swarm.protocol import pb
+
+
+class ClockOffset:
+    """The difference between a hop's monotonic clock and this one, from round trips as in NTP.
+
+    The sample with the shortest round trip wins: half of it bounds its error. A sample is forgotten slowly, so that
+    drifting clocks don't leave an old one in charge.
+    """
+
+    GROWTH = 1.02  # per sample, on the remembered round trip
+
+    def __init__(self) -> None:
+        self._offset_us = 0
+        self._round_trip_us: float | None = None
+
+    def add(self, sent_us: int, theirs_us: int, received_us: int) -> None:
+        round_trip = received_us - sent_us
+        if self._round_trip_us is not None:
+            self._round_trip_us *= self.GROWTH
+        if self._round_trip_us is None or round_trip <= self._round_trip_us:
+            self._round_trip_us = round_trip
+            self._offset_us = theirs_us - (sent_us + received_us) // 2
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        return None if self._round_trip_us is None else self._round_trip_us / 1e6
+
+    def to_ours(self, theirs_us: int) -> int:
+        return theirs_us - self._offset_us
+
+
+@dataclass(frozen=True)
+class HopTrace:
+    """One hop's share of a step. Times are microseconds since the client sent the step; ``network_us`` is the way from
+    the sender before to this hop."""
+
+    peer_id: PeerId
+    layers: tuple[int, int]
+    received_us: int
+    sent_us: int
+    network_us: int
+    queue_us: int
+    compute_us: int
+    serialise_us: int
+    ipc_us: int
+    batch_rows: int
+    batch_sessions: int
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """A step from the client's send to its answer. ``return_us`` is the way back from the exit."""
+
+    step: int
+    start: int
+    n_tokens: int
+    total_us: int
+    return_us: int
+    hops: tuple[HopTrace, ...]
+
+
+@dataclass(frozen=True)
+class TracedHop:
+    """What ``trace_step`` must know of a hop."""
+
+    peer_id: PeerId
+    layers: tuple[int, int]
+    clock: ClockOffset
+
+
+def trace_step(
+    answer: pb.Answer, hops: Sequence[TracedHop], start: int, n_tokens: int, sent_us: int, answered_us: int
+) -> StepTrace:
+    """Maps the hops' clocks to ours. Clock errors may not make a way shorter than nothing: those are cut at zero."""
+    traces = []
+    left_us = sent_us
+    for timing in sorted(answer.timings, key=lambda timing: timing.hop_index):
+        if timing.hop_index >= len(hops):
+            continue
+        hop = hops[timing.hop_index]
+        received, sent = hop.clock.to_ours(timing.received_us), hop.clock.to_ours(timing.sent_us)
+        traces.append(
+            HopTrace(
+                peer_id=hop.peer_id,
+                layers=hop.layers,
+                received_us=received - sent_us,
+                sent_us=sent - sent_us,
+                network_us=max(received - left_us, 0),
+                queue_us=timing.queue_us,
+                compute_us=timing.compute_us,
+                serialise_us=timing.serialise_us,
+                ipc_us=timing.ipc_us,
+                batch_rows=timing.batch_rows,
+                batch_sessions=timing.batch_sessions,
+            )
+        )
+        left_us = sent
+    return StepTrace(answer.step, start, n_tokens, answered_us - sent_us, max(answered_us - left_us, 0), tuple(traces))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and 95th percentile, in milliseconds."""
+
+    p50_ms: float
+    p95_ms: float
+
+    @staticmethod
+    def of_us(values: Iterable[int]) -> Spread:
+        ordered = sorted(values)
+        if not ordered:
+            return Spread(0.0, 0.0)
+        return Spread(_quantile(ordered, 0.5) / 1000, _quantile(ordered, 0.95) / 1000)
+
+
+@dataclass(frozen=True)
+class HopSummary:
+    peer_id: PeerId
+    layers: tuple[int, int]
+    queue: Spread
+    compute: Spread
+    serialise: Spread
+    ipc: Spread
+    network: Spread
+
+
+def summarise(steps: Sequence[StepTrace]) -> tuple[HopSummary, ...]:
+    """Per hop over ``steps``, in chain order."""
+    places: dict[tuple[PeerId, tuple[int, int]], list[HopTrace]] = {}
+    for step in steps:
+        for hop in step.hops:
+            places.setdefault((hop.peer_id, hop.layers), []).append(hop)
+    return tuple(
+        HopSummary(
+            peer_id=peer_id,
+            layers=layers,
+            queue=Spread.of_us(hop.queue_us for hop in hops),
+            compute=Spread.of_us(hop.compute_us for hop in hops),
+            serialise=Spread.of_us(hop.serialise_us for hop in hops),
+            ipc=Spread.of_us(hop.ipc_us for hop in hops),
+            network=Spread.of_us(hop.network_us for hop in hops),
+        )
+        for (peer_id, layers), hops in sorted(places.items(), key=lambda place: place[0][1])
+    )
+
+
+def _quantile(ordered: Sequence[int], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -1,0 +1,165 @@
+"""``swarm-chat`` as people and scripts use it: pipes, a terminal, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect  # type: ignore[import-untyped]
+import pytest
+
+from swarm.local_swarm import LocalSwarm
+
+FRANCE = "What is the capital of France?"
+CHAT = [sys.executable, "-m", "swarm.chat.cli"]
+
+
+@pytest.fixture(scope="package")
+def environment(swarm: LocalSwarm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Peers by environment; cache, history and settings in folders of the test."""
+    home = tmp_path_factory.mktemp("home")
+    folders = {f"XDG_{kind}_HOME": str(home / kind) for kind in ("STATE", "CONFIG")}
+    return {**os.environ, **folders, "SWARM_PEERS": swarm.address}
+
+
+def chat(environment: dict[str, str], *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CHAT, *arguments], input=stdin, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_one_answer_on_stdout_and_nothing_else(environment: dict[str, str]) -> None:
+    done = chat(environment, "--greedy", "--max-tokens", "24", "-p", FRANCE)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_piped_prompt_with_route_and_trace(environment: dict[str, str]) -> None:
+    done = chat(environment, "--greedy", "--max-tokens", "8", "--show-route", "--trace", stdin=FRANCE)
+    assert done.returncode == 0, done.stderr
+    assert "capital" in done.stdout
+    assert re.search(r"^route: \S+ 0:15 -> \S+ 15:30$", done.stderr, re.M)
+    assert re.search(r"^8 tokens, [\d.]+ tokens/s, first after [\d.]+ s, ended by max tokens$", done.stderr, re.M)
+    for part in ("network here ->", "0:15 compute", "15:30 queue", "-> here"):
+        assert part in done.stderr
+
+
+def test_json_holds_everything_about_the_answer(environment: dict[str, str]) -> None:
+    done = chat(environment, "--greedy", "--max-tokens", "12", "--json", "-p", FRANCE)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert "Paris" in answer["answer"]
+    assert len(answer["token_ids"]) <= 12
+    assert answer["prompt_tokens"] > 7
+    assert answer["stop_reason"] in ("max tokens", "stop token")
+    assert [hop["layers"] for hop in answer["route"]] == [[0, 15], [15, 30]]
+    assert answer["tokens_per_second"] > 0
+    assert answer["first_token_seconds"] > 0
+    for hop in answer["hops"]:
+        for what in ("queue", "compute", "serialise", "ipc", "network"):
+            assert 0 <= hop[f"{what}_ms"]["p50"] <= hop[f"{what}_ms"]["p95"]
+        assert hop["compute_ms"]["p50"] > 0
+
+
+def test_a_seed_repeats_an_answer(environment: dict[str, str]) -> None:
+    arguments = ("--temperature", "1.2", "--top-k", "50", "--seed", "3", "--max-tokens", "12", "-p", "Name a river.")
+    assert chat(environment, *arguments).stdout == chat(environment, *arguments).stdout
+
+
+def test_a_stop_string_and_a_system_prompt(environment: dict[str, str]) -> None:
+    done = chat(environment, "--greedy", "--system", "Be brief.", "--stop", "is", "-p", FRANCE, "--json")
+    answer = json.loads(done.stdout)
+    assert answer["stop_reason"] == "stop string"
+    assert "is" not in answer["answer"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (
+            ["--model", "other", "--wait-seconds", "0"],
+            3,
+            r"does not serve other but .*; choose one of these with --model",
+        ),
+        (["--max-tokens", "600"], 9, r"prompt of \d+ tokens and 600 tokens .* 512 tokens; shorten the prompt or lower"),
+        (["--timeout", "0.001"], 10, r"not finished within 0.001 s; allow more with --timeout"),
+        (["--temperature", "-1"], 2, r"temperature is -1.0; give"),
+        (["--top-p", "2"], 2, r"top_p is 2.0; give"),
+    ],
+)
+def test_what_goes_wrong_ends_in_one_line(
+    environment: dict[str, str], arguments: list[str], code: int, text: str
+) -> None:
+    done = chat(environment, *arguments, "-p", FRANCE)
+    assert done.returncode == code
+    assert re.fullmatch(rf"swarm-chat: .*{text}.*\n", done.stderr), done.stderr
+    assert done.stdout == ""
+
+
+def test_nobody_at_the_address_ends_in_one_line(environment: dict[str, str]) -> None:
+    address = re.sub(r"/tcp/\d+/", "/tcp/1/", environment["SWARM_PEERS"])
+    done = chat(environment, "--initial-peers", address, "-p", FRANCE)
+    assert done.returncode == 6
+    assert re.fullmatch(r"swarm-chat: no initial peer answered .*; check .*\n", done.stderr), done.stderr
+
+
+def test_an_interrupt_ends_one_answer_with_130(environment: dict[str, str]) -> None:
+    command = [*CHAT, "--greedy", "-p", "Tell me a long story."]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(4)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr.read() == b""
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(environment: dict[str, str]) -> None:
+    command = [*CHAT, "--greedy", "-p", "Tell me a long story."]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(4)
+        process.stdout.close()
+        assert process.wait(20) == 141
+        assert process.stderr.read() == b""
+
+
+def test_a_conversation_in_a_terminal(environment: dict[str, str], tmp_path: Path) -> None:
+    with (tmp_path / "screen").open("wb") as log:
+        child = pexpect.spawn(
+            CHAT[0],
+            [*CHAT[1:], "--greedy", "--max-tokens", "200"],
+            env={**environment, "TERM": "xterm"},
+            dimensions=(40, 120),
+            timeout=60,
+            logfile=log,
+        )
+        child.expect("/help lists the commands")
+        child.expect("> ")
+        child.send("What is the capital\x1b\rof France?\r")
+        child.expect("route: ")
+        child.expect("Paris")
+        child.expect("tokens/s")
+        child.send("/route\r")
+        child.expect("route: .*tokens/s")
+        child.send("Tell me a very long story about the sea.\r")
+        child.expect("route: ")
+        child.expect("sea")
+        child.sendintr()
+        child.expect("stopped")
+        child.send("/nonsense\r")
+        child.expect("/nonsense is no command")
+        child.send("/quit\r")
+        child.expect(pexpect.EOF)
+        child.close()
+    assert child.exitstatus == 0
+    history = Path(environment["XDG_STATE_HOME"]) / "glm-swarm" / "chat-history"
+    assert "+of France?" in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0

@@ -1,0 +1,95 @@
+"""The command line without a swarm: what it says, and how fast."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.chat.cli import main
+from swarm.chat.options import parse
+from swarm.chat.settings import initial_peers
+from swarm.errors import UsageError
+
+PEER = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWEZXjE41uU4EL2gpkAQeDXYok6wghN7wwNVPF5bwkaNfS"
+OTHER = "/ip4/192.0.2.8/tcp/4001/p2p/12D3KooWEZXjE41uU4EL2gpkAQeDXYok6wghN7wwNVPF5bwkaNfS"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--nonsense"], "unrecognized arguments: --nonsense; see swarm-chat --help"),
+        (["--max-tokens", "0"], "0 is not a number above 0"),
+        (["--max-tokens", "many"], "invalid"),
+        (["--timeout", "-1"], "not a number of seconds"),
+        (["--reasoning-effort", "low"], "invalid choice: 'low'"),
+        (["--initial-peers", "localhost:1"], "is not the address of a peer; use /ip4/HOST/tcp/PORT/p2p/PEER_ID"),
+        (["-p", " "], "the prompt is empty"),
+    ],
+)
+def test_a_wrong_option_ends_in_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert text in captured.err
+    assert captured.err.startswith("swarm-chat: ")
+    assert captured.err.count("\n") == 1
+    assert not captured.out
+
+
+def test_peers_come_from_options_then_environment_then_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    assert initial_peers((), {}, file) == ()
+    file.write_text(f'model = "x"\ninitial_peers = ["{OTHER}"]\n')
+    assert initial_peers((), {}, file) == (OTHER,)
+    assert initial_peers((), {"SWARM_PEERS": f"{PEER}, {OTHER}"}, file) == (PEER, OTHER)
+    assert initial_peers((PEER,), {"SWARM_PEERS": OTHER}, file) == (PEER,)
+
+
+@pytest.mark.parametrize("text", ["initial_peers = 3", "initial_peers = [1]", "=", "\xff"])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=rf"{file}.*; correct"):
+        initial_peers((), {}, file)
+
+
+@pytest.mark.parametrize(
+    ("effort", "variables"),
+    [
+        ([], {}),
+        (["--reasoning-effort", "max"], {"reasoning_effort": "max"}),
+        (["--reasoning-effort", "high"], {"reasoning_effort": "high"}),
+        (["--reasoning-effort", "none"], {"enable_thinking": False}),
+    ],
+)
+def test_reasoning_effort_becomes_template_variables(effort: list[str], variables: dict[str, object]) -> None:
+    assert parse(effort).template_variables() == variables
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "examples:" in text
+    assert "exit codes:" in text
+
+
+@pytest.mark.parametrize("statement", ["import swarm", "from swarm.chat import options; options.parse([])"])
+def test_the_network_is_not_loaded_before_it_is_needed(statement: str) -> None:
+    check = f"{statement}; import sys; print(sorted({{'hivemind', 'torch', 'numpy'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_name_of_the_package_exists() -> None:
+    import swarm
+    import swarm.client
+
+    for package in (swarm, swarm.client):
+        for name in package.__all__:
+            assert getattr(package, name) is not None
+    with pytest.raises(AttributeError):
+        swarm.nothing  # noqa: B018

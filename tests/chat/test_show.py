@@ -1,0 +1,44 @@
+"""Routes and waterfalls as text."""
+
+from __future__ import annotations
+
+from swarm.chat.show import printable, route_line, waterfall
+from swarm.client.hop import HopPlace
+from swarm.client.trace import HopTrace, StepTrace
+from swarm.ids import PeerId
+
+ROUTE = (
+    HopPlace(0, PeerId("12D3KooWAAAAAAAAAAAAAAAAAAAAA"), (0, 10), name="alice"),
+    HopPlace(1, PeerId("12D3KooWBBBBBBBBBBBBBBBBBBBBB"), (10, 30)),
+)
+
+
+def test_a_route_names_peers_and_layers() -> None:
+    assert route_line(ROUTE) == "route: alice 0:10 -> 12D3Ko…BBBBBB 10:30"
+
+
+def test_a_waterfall_is_drawn_to_scale() -> None:
+    hops = (
+        HopTrace(ROUTE[0].peer_id, (0, 10), 1000, 5000, 1000, 1000, 2000, 500, 500, 1, 1),
+        HopTrace(ROUTE[1].peer_id, (10, 30), 6000, 9000, 1000, 0, 3000, 0, 0, 1, 1),
+    )
+    trace = StepTrace(7, 41, 1, 10_000, 1000, hops)
+    lines = waterfall(trace, ROUTE)
+    assert lines[0] == "last token (position 42): 10.00 ms"
+    starts = [len(line) - len(line.rstrip("·-#+")) for line in lines[1:]]
+    assert [line.split()[0] for line in lines[1:]][:2] == ["network", "alice"]
+    assert len(lines) == 1 + 2 * 4 + 1
+    computing = [line for line in lines if "compute" in line]
+    assert [line.count("#") for line in computing] == [10, 14]
+    assert computing[1].index("#") > computing[0].rindex("#")
+    assert lines[-1].strip().startswith("network 12D3Ko…BBBBBB 10:30 -> here")
+    assert all(count >= 1 for count in starts)
+
+
+def test_a_waterfall_survives_clocks_that_are_off() -> None:
+    hop = HopTrace(ROUTE[0].peer_id, (0, 10), -900_000, 2_000_000, 0, 1, 1, 1, 1, 1, 1)
+    assert len(waterfall(StepTrace(1, 0, 1, 0, 0, (hop,)), ROUTE)) == 6
+
+
+def test_a_model_can_not_send_control_sequences() -> None:
+    assert printable("a\x1b[2Jb\tc\nd\x9b") == "a�[2Jb\tc\nd�"

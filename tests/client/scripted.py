@@ -1,0 +1,194 @@
+"""Hops that do as they are told, over real sockets: for the misbehaviour that no real node shows on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from dht.errors import PeerUnreachable
+from swarm.client.chain import SessionTerms
+from swarm.client.hop import HopPlace
+from swarm.ids import ArtifactId, PeerId
+from swarm.protocol import (
+    DATA_STREAM,
+    FrameStream,
+    ReceivedStep,
+    StreamClosed,
+    WireError,
+    pb,
+    row_parts,
+)
+
+N_VOCAB = 600
+OWN_ID = "client"
+TERMS = SessionTerms(ArtifactId("0" * 64), N_VOCAB, context_tokens=1000, chunk_tokens=8)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Returns when ``condition`` holds; the test's own time limit ends it when it never does."""
+    while not condition():  # noqa: ASYNC110 (the state is of several kinds, not all of them events)
+        await asyncio.sleep(0.001)
+
+
+def row_of(token: int, position: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Logits that depend on the step: the next token is the most likely, but not by much."""
+    row = np.random.default_rng((token, position)).normal(0, 1, N_VOCAB).astype(np.float32)
+    row[(token + 1) % N_VOCAB] = row.max() + 0.5
+    return row
+
+
+def summary_of(
+    row: np.ndarray[tuple[int], np.dtype[np.float32]], position: int, output: pb.OutputRequest
+) -> pb.RowSummary:
+    order = np.lexsort((np.arange(len(row)), -row))
+    top, rest = order[: output.top], row[order[output.top :]].astype(np.float64) / (output.temperature or 1)
+    return pb.RowSummary(
+        position=position,
+        top_ids=top.tolist(),
+        top_logits=row[top].tolist(),
+        rest_log_sum_exp=float(rest.max() + np.log(np.exp(rest - rest.max()).sum())) if len(rest) else float("-inf"),
+        asked_logits=row[list(output.ids)].tolist() if output.ids else [],
+    )
+
+
+@dataclass
+class ScriptedHop:
+    """Answers as a good exit would (the steps of a chain all come to the entry; the exit answers them).
+
+    ``on_step`` may answer in its place by returning True.
+    """
+
+    refuse: pb.Error | None = None
+    answers_open: bool = True
+    answers_pings: bool = True
+    answers_steps: bool = True
+    on_step: Callable[[ScriptedHop, pb.Step], bool] = lambda _hop, _step: False
+    opened: list[pb.Open] = field(default_factory=list)
+    said: Counter[str] = field(default_factory=Counter)
+    steps: list[pb.Step] = field(default_factory=list)
+    control: FrameStream | None = None
+    sessions: int = 0
+
+    async def serve_control(self, stream: FrameStream) -> None:
+        opening = await stream.receive()
+        assert isinstance(opening, pb.Open)
+        self.opened.append(opening)
+        if self.refuse is not None:
+            await stream.send(self.refuse)
+            return
+        if not self.answers_open:
+            await stream.receive()
+            return
+        self.control = stream
+        self.sessions += 1
+        try:
+            await stream.send(pb.Opened(epoch=opening.epoch, slot_tokens=4096, numerics_id="n", clock_us=_now_us()))
+            await self._listen(stream)
+        finally:
+            self.sessions -= 1
+
+    async def _listen(self, stream: FrameStream) -> None:
+        while (body := await stream.receive()) is not None:
+            self.said[type(body).__name__] += 1
+            if isinstance(body, pb.Ping) and self.answers_pings:
+                held = max((step.start + step.n_tokens for step in self.steps), default=0)
+                await stream.send(pb.Pong(nonce=body.nonce, clock_us=_now_us(), position=held))
+            if isinstance(body, pb.RowRequest):
+                step = self.steps[-1]
+                for part in row_parts(body.position, row_of(step.tokens[-1], body.position).tobytes()):
+                    await stream.send(part)
+
+    async def answer(self, step: pb.Step) -> None:
+        """As the exit."""
+        answer = pb.Answer(
+            session_id=step.session_id, epoch=step.epoch, step=step.step, position=step.start + step.n_tokens
+        )
+        if step.output.last_row:
+            last = step.start + step.n_tokens - 1
+            answer.rows.append(summary_of(row_of(step.tokens[-1], last), last, step.output))
+        answer.timings.add(hop_index=0, received_us=_now_us(), sent_us=_now_us(), compute_us=10)
+        await self.say(answer)
+
+    async def say(self, body: pb.Answer | pb.Error | pb.LinkFailed | pb.Pong | pb.Row | pb.Attached) -> None:
+        assert self.control is not None
+        await self.control.send(body)
+
+
+class ScriptedNetwork:
+    """A network of scripted hops; the last one is the exit. ``close`` ends every stream."""
+
+    def __init__(self, hops: Sequence[ScriptedHop]) -> None:
+        self.peer_id = OWN_ID
+        self.hops = list(hops)
+        self.places = [
+            HopPlace(index, PeerId(f"peer{index}"), (10 * index, 10 * (index + 1))) for index in range(len(self.hops))
+        ]
+        self.unreachable: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.streams: list[FrameStream] = []
+
+    async def open_stream(
+        self, peer_id: str, protocol: str, addresses: Sequence[str] = ()
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if peer_id in self.unreachable:
+            raise PeerUnreachable(peer_id, "connection refused")
+        ours, theirs = socket.socketpair()
+        hop = self.hops[[place.peer_id for place in self.places].index(PeerId(peer_id))]
+        serve: Callable[[FrameStream], Awaitable[None]] = hop.serve_control
+        if protocol == DATA_STREAM:
+            serve = partial(self._serve_data, hop)
+        stream, mine = await self._both_ends(theirs, ours)
+        self.streams.append(stream)
+        task = asyncio.create_task(self._serve(serve(stream), stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return mine
+
+    async def _both_ends(
+        self, theirs: socket.socket, ours: socket.socket
+    ) -> tuple[FrameStream, tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        try:
+            return FrameStream(*await asyncio.open_connection(sock=theirs)), await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(stream.close() for stream in self.streams))
+
+    async def idle(self) -> None:
+        """Returns when every stream has ended: nothing is left of any session."""
+        await asyncio.gather(*self._tasks)
+
+    async def _serve(self, serving: Awaitable[None], stream: FrameStream) -> None:
+        try:
+            await serving
+        except (StreamClosed, WireError):
+            pass
+        finally:
+            await stream.close()
+
+    async def _serve_data(self, entry: ScriptedHop, stream: FrameStream) -> None:
+        attach = await stream.receive()
+        assert isinstance(attach, pb.Attach)
+        await stream.send(pb.Attached(epoch=attach.epoch))
+        while isinstance(received := await stream.receive(), ReceivedStep):
+            for hop in self.hops:
+                hop.steps.append(received.step)
+            if not entry.on_step(entry, received.step) and entry.answers_steps:
+                await self.hops[-1].answer(received.step)
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
