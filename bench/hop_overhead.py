@@ -175,8 +175,8 @@ def _record(options: argparse.Namespace, artifact_id: str, build: str, samples: 
 def report(record: Record) -> str:
     """The record's summary as a table."""
     value = record.summary
-    lines = [f"{'':10}{'tokens/s':>10}{'ratio':>8}{'overhead a hop, ms: p50':>26}{'p95':>8}   of which p50: queue, ipc, "]
-    lines[0] += "serialise, network"
+    columns = f"{'':10}{'tokens/s':>10}{'ratio':>8}{'overhead a hop, ms: p50':>26}{'p95':>8}"
+    lines = [f"{columns}   of which p50: queue, ipc, serialise, network"]
     lines.append(f"{'unsplit':10}{value['unsplit_tokens_per_second']:10.1f}{1:8.3f}")
     for hops in HOPS:
         name = f"{hops}_hops"

@@ -14,7 +14,6 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "evidence"
-SCHEMA = 1
 
 
 class Hardware(BaseModel):
@@ -31,7 +30,7 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[1] = SCHEMA
+    schema_version: Literal[1] = 1
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     claim: str
     command: str

@@ -210,6 +210,9 @@ class Tools:
         if self.launcher:
             environment["CMAKE_C_COMPILER_LAUNCHER"] = self.launcher
             environment["CMAKE_CXX_COMPILER_LAUNCHER"] = self.launcher
+            # the same files in another cache folder are the same to ccache
+            environment.setdefault("CCACHE_BASEDIR", str(work))
+            environment.setdefault("CCACHE_NOHASHDIR", "1")
         return environment
 
     def configure(self, recipe: Recipe, tree: Path, out: Path) -> list[str]:

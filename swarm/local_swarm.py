@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import signal
 import subprocess
@@ -76,12 +77,11 @@ class LocalSwarm:
 
 def even_spans(manifest: Manifest, n_nodes: int) -> list[tuple[int, int]]:
     """Spans of about equal length that meet at legal cuts."""
-    cuts = manifest.cuts
     wanted = [round(manifest.n_layers * i / n_nodes) for i in range(n_nodes + 1)]
-    edges = sorted({min(cuts, key=lambda cut: abs(cut - edge)) for edge in wanted})
+    edges = sorted({min(manifest.cuts, key=lambda cut: abs(cut - edge)) for edge in wanted})
     if len(edges) != n_nodes + 1:
         raise UsageError(f"{manifest.name} can't be cut in {n_nodes} spans: ask for {len(edges) - 1}")
-    return list(zip(edges, edges[1:], strict=False))
+    return list(itertools.pairwise(edges))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,9 @@ class NumpyLlama:
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
-        self._weights = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+        self._weights: dict[str, Array] = {
+            tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors
+        }
 
         def number(key: str) -> float:
             return float(reader.fields[f"llama.{key}"].contents())
@@ -34,7 +36,8 @@ class NumpyLlama:
         for layer in range(self.n_layers):
             x = self._layer(x, f"blk.{layer}.")
         head = self._weights.get("output.weight", self._weights["token_embd.weight"])
-        return self._norm(x, "output_norm.weight") @ head.T
+        logits: Array = self._norm(x, "output_norm.weight") @ head.T
+        return logits
 
     def _layer(self, x: Array, prefix: str) -> Array:
         x = x + self._attention(self._norm(x, prefix + "attn_norm.weight"), prefix)
@@ -71,7 +74,9 @@ class NumpyLlama:
 
     def _norm(self, x: Array, name: str) -> Array:
         scale = 1 / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + self._eps)
-        return x * scale * self._weights[name]
+        scaled: Array = x * scale * self._weights[name]
+        return scaled
 
     def _linear(self, x: Array, name: str) -> Array:
-        return x @ self._weights[name].T
+        product: Array = x @ self._weights[name].T
+        return product

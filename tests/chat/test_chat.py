@@ -15,7 +15,7 @@ import pytest
 
 from swarm.local_swarm import LocalSwarm
 
-FRANCE = "What is the capital of France?"
+FRANCE = "Name the capital of France."
 CHAT = [sys.executable, "-m", "swarm.chat.cli"]
 
 
@@ -41,11 +41,11 @@ def test_one_answer_on_stdout_and_nothing_else(environment: dict[str, str]) -> N
 
 
 def test_a_piped_prompt_with_route_and_trace(environment: dict[str, str]) -> None:
-    done = chat(environment, "--greedy", "--max-tokens", "8", "--show-route", "--trace", stdin=FRANCE)
+    done = chat(environment, "--greedy", "--max-tokens", "4", "--show-route", "--trace", stdin=FRANCE)
     assert done.returncode == 0, done.stderr
     assert "capital" in done.stdout
     assert re.search(r"^route: \S+ 0:15 -> \S+ 15:30$", done.stderr, re.M)
-    assert re.search(r"^8 tokens, [\d.]+ tokens/s, first after [\d.]+ s, ended by max tokens$", done.stderr, re.M)
+    assert re.search(r"^4 tokens, [\d.]+ tokens/s, first after [\d.]+ s, ended by max tokens$", done.stderr, re.M)
     for part in ("network here ->", "0:15 compute", "15:30 queue", "-> here"):
         assert part in done.stderr
 
@@ -143,7 +143,7 @@ def test_a_conversation_in_a_terminal(environment: dict[str, str], tmp_path: Pat
         )
         child.expect("/help lists the commands")
         child.expect("> ")
-        child.send("What is the capital\x1b\rof France?\r")
+        child.send("Name the capital\x1b\rof France.\r")
         child.expect("route: ")
         child.expect("Paris")
         child.expect("tokens/s")
@@ -161,5 +161,5 @@ def test_a_conversation_in_a_terminal(environment: dict[str, str], tmp_path: Pat
         child.close()
     assert child.exitstatus == 0
     history = Path(environment["XDG_STATE_HOME"]) / "glm-swarm" / "chat-history"
-    assert "+of France?" in history.read_text()
+    assert "+of France." in history.read_text()
     assert history.stat().st_mode & 0o077 == 0

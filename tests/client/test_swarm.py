@@ -34,7 +34,7 @@ from swarm.ids import PeerId
 from swarm.local_swarm import LocalSwarm, local_swarm
 from tests.client.scripted import until
 
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+FRANCE = [{"role": "user", "content": "Name the capital of France."}]
 STORY = [{"role": "user", "content": "Tell me a long story about a lighthouse."}]
 
 

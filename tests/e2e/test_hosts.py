@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from swarm.demo import QUESTION, SYSTEM
 from swarm.local_swarm import ADDRESS, READY, NodeProcess
@@ -42,10 +43,10 @@ def _start(model: Path, machines: list[Host], folder: Path, running: ExitStack) 
     return peers[1]
 
 
-def _ask(client: Host, address: str, folder: Path) -> dict[str, object]:
+def _ask(client: Host, address: str, folder: Path) -> dict[str, Any]:
     chat = [sys.executable, "-m", "swarm.chat.cli", "--initial-peers", address, "--greedy", "--json"]
     command = [*client.prefix, *chat, "--system", SYSTEM, "-p", QUESTION]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    answer: dict[str, object] = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(done.stdout)
     return answer

@@ -49,16 +49,27 @@ def test_wheel_installs_and_runs_in_a_clean_environment(tmp_path: Path, smollm2_
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True, timeout=300)
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
     (site / "borrowed.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    script = "import shim, sys; from shim.engine import Engine; from shim.types import EngineConfig; from pathlib import Path;"
-    script += "e = Engine.open(EngineConfig(Path(sys.argv[1]), last=2)); print(shim.__file__, e.info.last); e.close()"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "empty")}
     ran = subprocess.run(
-        [python, "-c", script, smollm2_path], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [python, "-c", LOAD, smollm2_path], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == [str(site / "shim" / "__init__.py"), "2"]
     node = subprocess.run([tmp_path / "venv" / "bin" / "swarm-node", "--help"], capture_output=True, check=False)
     assert node.returncode == 0
+
+
+LOAD = """
+import sys
+from pathlib import Path
+
+import shim
+from shim.engine import Engine
+from shim.types import EngineConfig
+
+with Engine.open(EngineConfig(Path(sys.argv[1]), last=2)) as engine:
+    print(shim.__file__, engine.info.last)
+"""
 
 
 def _tagged(tag: str) -> list[psutil.Process]:

@@ -156,8 +156,9 @@ def test_memory_is_told_apart(llama_untied_path: Path) -> None:
     with Engine.open(config(llama_untied_path, slots=2)) as whole, Engine.open(config(llama_untied_path, 2, 4)) as part:
         full, span = whole.info, part.info
     per_layer = 4 * (2 * 128 + 128 * 128 * 2 + 64 * 128 * 2 + 3 * 128 * 256)
-    assert span.weights_bytes == 2 * per_layer
-    assert full.weights_bytes == 6 * per_layer + 4 * (2 * full.n_vocab * 128 + 128 + 16)
+    rope_factors = 4 * 16  # every layer's
+    assert span.weights_bytes == 2 * per_layer + rope_factors
+    assert full.weights_bytes == 6 * per_layer + 4 * (2 * full.n_vocab * 128 + 128) + rope_factors
     assert full.kv_bytes == 6 * 2 * 256 * (64 + 64) * 2
     assert span.kv_bytes == 2 * 1 * 256 * (64 + 64) * 2
     assert full.output_bytes == 2 * full.n_vocab * 4
