@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 STDERR_LINES = 50
 CLOSE_SECONDS = 5.0  # a child that has not left after that is killed
 _DRAIN_SECONDS = 1.0
+_RECEIVE_BYTES = 256 << 10
 _ROOT = str(Path(__file__).resolve().parent.parent)
 
 OnProgress = Callable[[float], None]
@@ -47,13 +48,14 @@ class _Pending:
     sent_seconds: float  # time.monotonic()
 
 
-class _Link(asyncio.Protocol):
+class _Link(asyncio.BufferedProtocol):
     """The parent's end of the socket: requests out, replies in the same order."""
 
     def __init__(self, on_progress: OnProgress | None, on_lost: Callable[[str], None]) -> None:
         self._on_progress = on_progress
         self._on_lost = on_lost
         self._parser = wire.Parser()
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._pending: collections.deque[_Pending] = collections.deque()
         self._last_reply_seconds = 0.0
         self._transport: asyncio.Transport | None = None
@@ -63,9 +65,12 @@ class _Link(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            for fields, arrays in self._parser.feed(data):
+            for fields, arrays in self._parser.feed(self._buffer[:nbytes]):
                 self._take(fields, arrays)
         except wire.GarbledMessage as error:
             self._lose(f"it sent {error}")
@@ -230,8 +235,9 @@ class EngineProcess:
 
     def _kill(self) -> None:
         if self._process.returncode is None:
+            # not Process.kill: it may reap the child on the way, and the exit code is then lost to asyncio's watcher
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                os.kill(self.pid, signal.SIGKILL)
 
     async def _watch(self) -> None:
         """Waits for the child's end and tells everyone."""

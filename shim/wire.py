@@ -6,6 +6,7 @@ Both ends run the same code on one machine, so arrays go as they lie in memory; 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
@@ -61,7 +62,7 @@ def decode(text: bytearray, data: Array) -> tuple[Fields, Arrays]:
         arrays: Arrays = {}
         offset = 0
         for name, kind, shape in layout:
-            count = int(np.prod(shape, dtype=np.int64))
+            count = math.prod(shape)
             arrays[name] = np.frombuffer(data, np.dtype(kind), count, offset).reshape(shape)
             offset += arrays[name].nbytes
             offset += -offset % _ALIGNMENT
@@ -80,7 +81,7 @@ class Parser:
         self._body: tuple[bytearray, Array] | None = None
         self._targets = [memoryview(self._head)]
 
-    def feed(self, data: bytes) -> Iterator[tuple[Fields, Arrays]]:
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[Fields, Arrays]]:
         """The messages that ``data`` completes. Raises GarbledMessage."""
         rest = memoryview(data)
         while self._targets:

@@ -32,6 +32,7 @@ Alt-Enter starts a new line, Ctrl-C stops an answer."""
 
 async def one_shot(options: ChatOptions, prompt: str) -> int:
     """One answer. Cancelling ends it and frees the session."""
+    _sampling(SamplingParams(), options.sampling)  # a wrong value is not worth a connection
     screen = Screen(options)
     async with _joined(options, screen) as client:
         artifact = await client.artifact(options.model)
@@ -46,6 +47,7 @@ async def converse(options: ChatOptions) -> int:
     """Reads turns until the user leaves. An error of one answer ends that answer only."""
     from swarm.chat.keyboard import Keyboard
 
+    _sampling(SamplingParams(), options.sampling)
     screen = Screen(options)
     keyboard = Keyboard()
     async with _joined(options, screen) as client:

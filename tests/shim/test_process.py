@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+from shim import process
 from shim.engine import Engine
 from shim.errors import BadConfig, BadStep, BuildError, EngineDied, ModelError, StepGap, UnsupportedError
 from shim.process import EngineProcess
@@ -105,19 +107,23 @@ async def test_progress(llama_untied_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
 async def test_death_is_reported(engine: EngineProcess, number: signal.Signals) -> None:
-    psutil.Process(engine.pid).suspend()  # so that the calls are really waiting
-    calls = [asyncio.ensure_future(engine.step(token_rows(RUN, [1], want=[0]))) for _ in range(3)]
-    await asyncio.sleep(0)
     os.kill(engine.pid, number)
-    psutil.Process(engine.pid).resume()
     death = await engine.died
     assert death.exit_code == -number
     assert number.name in str(death)
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        assert isinstance(result, EngineDied)
     with pytest.raises(EngineDied, match=number.name):
         await engine.position(0)
     assert not psutil.pid_exists(engine.pid)
+
+
+async def test_death_ends_the_calls_that_wait(engine: EngineProcess) -> None:
+    calls = [asyncio.ensure_future(engine.step(token_rows(RUN, [1], want=[0]))) for _ in range(3)]
+    os.kill(engine.pid, signal.SIGSTOP)
+    await asyncio.sleep(0)  # the calls are sent, to a process that is stopped
+    os.kill(engine.pid, signal.SIGKILL)
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(result, EngineDied)
+        assert "SIGKILL" in str(result)
 
 
 async def test_last_words_are_kept(llama_untied_path: Path) -> None:
@@ -142,13 +148,18 @@ async def test_it_ignores_what_a_terminal_sends(engine: EngineProcess) -> None:
     assert await engine.position(0) == 1
 
 
-async def test_death_while_loading(llama_untied_path: Path) -> None:
-    def kill(_: float) -> None:
-        for child in psutil.Process().children():
-            child.kill()
+async def test_death_while_loading(llama_untied_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn = process._spawn
 
+    async def spawn_and_kill(connection: socket.socket) -> asyncio.subprocess.Process:
+        child = await spawn(connection)
+        os.kill(child.pid, signal.SIGKILL)  # long before Python is up in there
+        return child
+
+    monkeypatch.setattr(process, "_spawn", spawn_and_kill)
     with pytest.raises(EngineDied, match="SIGKILL"):
-        await EngineProcess.start(config(llama_untied_path), kill)
+        await EngineProcess.start(config(llama_untied_path))
+    assert psutil.Process().children() == []
 
 
 async def test_cancelled_start_leaves_no_child(llama_untied_path: Path) -> None:
@@ -184,7 +195,9 @@ async def test_a_garbled_answer_is_a_death_not_a_crash(engine: EngineProcess) ->
     assert engine._link is not None
     waiting = asyncio.ensure_future(engine.position(0))
     await asyncio.sleep(0)
-    engine._link.data_received(b"not a message, but long enough for one")
+    garbage = b"not a message, but long enough for one"
+    engine._link.get_buffer(-1)[: len(garbage)] = garbage
+    engine._link.buffer_updated(len(garbage))
     death = await engine.died
     assert "not the head of a message" in str(death)
     with pytest.raises(EngineDied):
