@@ -24,21 +24,21 @@ $(STAMP): pyproject.toml setup.py
 	$(BIN)/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(BIN)/python -m pip install "setuptools>=77" cmake ninja
 	@echo "== engine: patched llama.cpp, a few minutes the first time"
-	$(BIN)/python shim/build.py
+	$(BIN)/python -m shim.build
 	@echo "== glm-swarm and its dependencies"
 	$(BIN)/python -m pip install --no-build-isolation -e ".[dev]"
 	@touch $@
 
 demo: $(STAMP) ## three nodes on this machine answer a question
-	$(BIN)/python shim/build.py
+	$(BIN)/python -m shim.build
 	$(BIN)/python -m swarm.demo
 
 test: $(STAMP) lint ## the whole test suite
-	$(BIN)/python shim/build.py
+	$(BIN)/python -m shim.build
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(STAMP) ## the tests that take longer
-	$(BIN)/python shim/build.py
+	$(BIN)/python -m shim.build
 	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP) ## ruff and mypy
