@@ -7,9 +7,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from shim.process import EngineProcess
-
 from shim.errors import EngineDied, EngineError
+from shim.process import EngineProcess
 from shim.types import EngineConfig, EngineInfo, Floats, StepBatch, StepResult, SummarySpec
 from swarm.ids import SessionId
 from swarm.node.config import Limits, Timeouts
