@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from swarm.artifact import embedded
 from tests import models
+
+
+def pytest_configure() -> None:
+    # a job in the background of a script ignores SIGINT, and so would every program that a test starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
