@@ -109,28 +109,31 @@ async def measure(options: argparse.Namespace) -> Record:
     config = EngineConfig(options.model, contexts=(ContextSpec(1, CONTEXT_TOKENS),), threads=options.threads)
     async with AsyncExitStack() as stack:
         engine = stack.enter_context(Engine.open(config))
-        sessions = {hops: await _open(stack, options, hops) for hops in HOPS}
+        addresses = {hops: await asyncio.to_thread(_start, stack, options, hops) for hops in HOPS}
+        sessions = {hops: await _open(stack, address) for hops, address in addresses.items()}
+        assert all(len(session.places) == hops for hops, session in sessions.items())
         for round_number in range(options.rounds + 1):
             for hops, kept in samples.items():
                 into = kept if round_number else Samples()  # the first round warms up
                 if hops:
                     await run_chain(sessions[hops], work, into)
                 else:
-                    run_unsplit(engine, work, into)
+                    await asyncio.to_thread(run_unsplit, engine, work, into)  # heartbeats go on meanwhile
             print(f"round {round_number} of {options.rounds} done", file=sys.stderr, flush=True)
         build = engine.info.numerics_id
     return _record(options, manifest.artifact_id, build, samples)
 
 
-async def _open(stack: AsyncExitStack, options: argparse.Namespace, hops: int) -> ChainSession:
+def _start(stack: AsyncExitStack, options: argparse.Namespace, hops: int) -> str:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="glm-swarm-bench-")))
     spans = even_spans(load_manifest(options.model), hops)
-    arguments = ["--threads", str(options.threads), "--slots", f"2x{CONTEXT_TOKENS}"]
-    swarm = stack.enter_context(local_swarm(options.model, spans, folder, arguments))
-    client = await stack.enter_async_context(SwarmClient.connect([swarm.address]))
-    session = await stack.enter_async_context(await client.open_session(CONTEXT_TOKENS))
-    assert len(session.places) == hops
-    return session
+    arguments = ["--threads", str(options.threads), "--slots", f"2x{CONTEXT_TOKENS}", "--chunk-tokens", "512"]
+    return stack.enter_context(local_swarm(options.model, spans, folder, arguments)).address
+
+
+async def _open(stack: AsyncExitStack, address: str) -> ChainSession:
+    client = await stack.enter_async_context(SwarmClient.connect([address]))
+    return await stack.enter_async_context(await client.open_session(CONTEXT_TOKENS))
 
 
 def _record(options: argparse.Namespace, artifact_id: str, build: str, samples: dict[int, Samples]) -> Record:

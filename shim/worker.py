@@ -1,8 +1,8 @@
 """The engine's child process: ``python -m shim.worker FD PARENT_PID``.
 
 One thread computes; another reads ahead, so that the next batch is here when a step ends. It leaves when its parent
-does: at once through the kernel's parent-death signal, or at the end of the socket. It ignores SIGINT and SIGTERM,
-which a terminal or a service manager sends to the whole group: the parent decides when to end.
+does: at once through the kernel's parent-death signal, or at the end of the socket. It ignores SIGINT, SIGTERM
+and SIGHUP, which a terminal or a service manager sends to the whole group: the parent decides when to end.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def main() -> None:
 
 
 def _bind_to_parent(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         with contextlib.suppress(OSError):

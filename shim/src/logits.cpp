@@ -56,8 +56,23 @@ inline float exp_nonpositive(float x) {
     return p * scale;
 }
 
+// std::max_element compares one by one
+float largest(const float * values, size_t n) {
+    float lanes[8];
+    std::fill(lanes, lanes + 8, -std::numeric_limits<float>::infinity());
+    for (size_t i = 0; i + 8 <= n; i += 8) {
+        for (size_t lane = 0; lane < 8; ++lane) {
+            lanes[lane] = values[i + lane] > lanes[lane] ? values[i + lane] : lanes[lane];
+        }
+    }
+    for (size_t i = n / 8 * 8; i < n; ++i) {
+        lanes[0] = std::max(lanes[0], values[i]);
+    }
+    return *std::max_element(lanes, lanes + 8);
+}
+
 double rest_log_sum_exp(std::vector<float> & rest, float temperature) {
-    const float max = *std::max_element(rest.begin(), rest.end());
+    const float max = largest(rest.data(), rest.size());
     if (!(max > -std::numeric_limits<float>::infinity())) {
         return -std::numeric_limits<double>::infinity();
     }
@@ -96,7 +111,8 @@ int32_t swarm_logits_top(const float * logits, int32_t n_vocab, float temperatur
         if (!(temperature > 0.0f) || !std::isfinite(temperature)) {
             temperature = 1.0f;
         }
-        std::vector<float> rest(logits, logits + n_vocab);
+        thread_local std::vector<float> rest; // kept: fresh pages cost more than the copy into them
+        rest.assign(logits, logits + n_vocab);
         const std::vector<entry> top = n_top > 0 ? best_entries(logits, n_vocab, n_top) : std::vector<entry>();
         for (size_t i = 0; i < top.size(); ++i) {
             ids[i]    = top[i].id;
