@@ -15,6 +15,7 @@ def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.setpgid(0, 0)  # Ctrl-C in a terminal is for its parent, which says goodbye through the daemon
     if os.getppid() != parent:  # it died before the line above
         sys.exit(1)
     if "HIVEMIND_LOGLEVEL" not in os.environ:

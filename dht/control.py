@@ -1,14 +1,17 @@
 """Requests to the libp2p daemon over its unix socket.
 
 hivemind's own client has these calls, too, but leaves the socket open when the daemon says no or the caller is
-cancelled, and gives a stream's reader a buffer of 64 KiB only.
+cancelled, and gives a stream's reader a buffer of 64 KiB only. What the daemon hands over, incoming streams, is still
+taken by hivemind, and so are calls of the DHT: the functions ``mind_...`` mend what they do badly.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
@@ -17,6 +20,8 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
 from dht.errors import PeerUnreachable, StreamRefused
+
+logger = logging.getLogger(__name__)
 
 STREAM_BUFFER_BYTES = 1 << 20  # a reader stops the sender at twice this
 
@@ -46,6 +51,36 @@ async def open_stream(p2p: P2P, peer_id: str, protocol: str) -> Stream:
     async with _connection(p2p, peer_id) as (reader, writer):
         await _call(reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request), peer_id)
         return reader, writer
+
+
+class OpenCalls(dict[Any, asyncio.Future[Any]]):
+    """Calls that wait for the daemon's answer. One that was cancelled a moment ago counts as gone: hivemind would give
+    it the answer, which raises, and from then on no answer would be read any more."""
+
+    def __contains__(self, call_id: object) -> bool:
+        call = self.get(call_id)
+        return call is not None and not call.done()
+
+
+def mind_cancelled_calls(p2p: P2P) -> None:
+    """Call it before the first call."""
+    p2p._client.control._pending_calls = OpenCalls()
+
+
+def mind_lost_streams(p2p: P2P) -> None:
+    """Call it before any stream is served. A stream whose opener has died, or whose daemon has, may end before it has
+    said what it is for: hivemind lets asyncio log that with a traceback, and keeps the connection."""
+    client = p2p._client.control
+    take = client._handler
+
+    async def take_or_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await take(reader, writer)
+        except (OSError, EOFError) as error:
+            logger.debug("a stream ended before it began: %s", error)
+            writer.close()
+
+    client._handler = take_or_close
 
 
 @contextlib.asynccontextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 
+from dht import control
 from dht.addresses import ListenAddress
 from dht.errors import ListenFailed, NetworkStartFailed, PortTaken
 from dht.identity import Identity
@@ -76,8 +77,8 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind has no types
             with suppress(ProcessLookupError):
                 self._child.kill()
             await self._child.wait()
-        control = self._client.control
-        tasks = (self._reader_task, self._listen_task, control._read_task, control._write_task)
+        client = self._client.control
+        tasks = (self._reader_task, self._listen_task, client._read_task, client._write_task)
         await asyncio.gather(*filter(None, tasks), return_exceptions=True)
         self._remove_sockets()
 
@@ -135,6 +136,8 @@ async def _create(key_file: Path, config: DaemonConfig) -> Daemon:
         )
     except P2PDaemonError as error:
         raise _start_error(str(error)) from error
+    control.mind_lost_streams(daemon)
+    control.mind_cancelled_calls(daemon)
     return daemon
 
 

@@ -5,19 +5,23 @@ What it does by itself, and why that is not enough:
 - it takes a dictionary's size limit and expiry from the sender: a limit of 1 loses entries, an infinite expiry ends
   every search with that answer, a text as limit hangs the search for good (``_rebuilt`` makes a fresh dictionary);
 - it stores without limit, and answers above 4 MiB fail as a whole (``BoundedStorage``);
+- it answers as many keys as are asked for, one of them as often as it is named: a request of 3 MiB costs a second of
+  computing and any amount of memory, and an answer that is too large stays in memory for good (``_Bounded``);
 - it hands everything it stores to a newcomer in one message, with the same limit, and drops the newcomer from its
   routing table when that fails (``call_store`` in parts).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Any
 
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.p2p import P2PHandlerError
+from hivemind.proto import dht_pb2
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 # Eight keys are read in one call (see KEYS_PER_CALL); eight full ones stay below hivemind's 4 MiB for a message.
@@ -27,6 +31,12 @@ MAX_ENTRIES_PER_KEY = 512
 MAX_STORAGE_BYTES = 64 << 20
 MAX_NEIGHBOURS = 20  # hivemind's bucket size: an honest peer names no more
 STORE_BATCH_BYTES = 1 << 20
+MAX_KEYS_ASKED = 64  # an honest peer asks for KEYS_PER_CALL at most
+MAX_ANSWER_BYTES = 6 << 20  # below hivemind's own limit
+# The largest honest one to store is a full key that follows an almost full batch.
+MAX_REQUEST_BYTES = {"rpc_ping": 4 << 10, "rpc_find": 8 << 10, "rpc_store": 2 << 20}
+Handler = Callable[[bytes, Any], Awaitable[bytes]]
+
 _ENTRY_OVERHEAD_BYTES = 100  # subkey, expiry, framing
 _RECOUNT_EVERY = 256
 
@@ -100,7 +110,37 @@ def guard(protocol: DHTProtocol) -> None:
         return stored
 
     protocol.call_find, protocol.call_store = call_find, call_store
+    _bound_requests(protocol.p2p._client.control.unary_handlers)
     protocol._validate_dictionary = lambda key, entries: _keep_valid(protocol, key, entries)
+
+
+def _bound_requests(handlers: dict[str, Handler]) -> None:
+    """Refused requests end in an error at whoever sent them."""
+    for name, handler in list(handlers.items()):
+        method = name.rpartition(".")[2]
+        if method in MAX_REQUEST_BYTES:
+            handlers[name] = _Bounded(handler, MAX_REQUEST_BYTES[method], finds=method == "rpc_find")
+
+
+class _Bounded:
+    """One of the protocol's handlers, for requests of a size that an honest peer sends."""
+
+    def __init__(self, handler: Handler, max_bytes: int, *, finds: bool) -> None:
+        self._handler = handler
+        self._max_bytes = max_bytes
+        self._finds = finds
+
+    async def __call__(self, request: bytes, remote: Any) -> bytes:
+        if len(request) > self._max_bytes:
+            raise P2PHandlerError(f"a request of {len(request)} bytes is over the limit of {self._max_bytes}")
+        if self._finds:
+            keys = dht_pb2.FindRequest.FromString(request).keys
+            if len(keys) > MAX_KEYS_ASKED or len(set(keys)) < len(keys):
+                raise P2PHandlerError(f"at most {MAX_KEYS_ASKED} keys are answered at once, each only once")
+        answer = await self._handler(request, remote)
+        if len(answer) > MAX_ANSWER_BYTES:
+            raise P2PHandlerError("the answer is too large; ask for fewer keys")
+        return answer
 
 
 def _keep_valid(protocol: DHTProtocol, key: bytes, entries: DictionaryDHTValue) -> bool:

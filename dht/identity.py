@@ -121,16 +121,22 @@ def _take_lock(path: Path) -> BinaryIO:
 
 
 def _read_key(path: Path) -> Ed25519PrivateKey:
-    if path.stat().st_mode & 0o077:
+    data = path.read_bytes()
+    key = _parse_key(data)
+    if key is None:
+        raise BadIdentity(f"{path} holds no Ed25519 identity; move it away and start again to get a new one")
+    if path.stat().st_mode & 0o077:  # asked only now: another file, named by mistake, is none of our business
         logger.warning("identity %s could be read by others: access is now limited to its owner", path)
         path.chmod(0o600)
-    data = path.read_bytes()
+    return key
+
+
+def _parse_key(data: bytes) -> Ed25519PrivateKey | None:
     seed = data[len(_PROTOBUF_PREFIX) :][:_SEED_BYTES]
-    if data.startswith(_PROTOBUF_PREFIX) and len(seed) == _SEED_BYTES:
-        key = Ed25519PrivateKey.from_private_bytes(seed)
-        if _to_protobuf(key) == data:
-            return key
-    raise BadIdentity(f"{path} holds no Ed25519 identity; move it away and start again to get a new one")
+    if not data.startswith(_PROTOBUF_PREFIX) or len(seed) != _SEED_BYTES:
+        return None
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    return key if _to_protobuf(key) == data else None
 
 
 def _write_new_key(path: Path) -> Ed25519PrivateKey:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=3, help="how many nodes (default: %(default)s)")
     parser.add_argument("--prompt", default=QUESTION, help="what to ask (default: %(default)r)")
     options = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # they stop the nodes, as Ctrl-C does
     folder = Path(tempfile.mkdtemp(prefix="glm-swarm-demo-"))
     try:
         code = run(options.model or embedded.fetch(), options.nodes, options.prompt, folder)
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return 130
+        code = 130
     shutil.rmtree(folder)  # kept after an error: the message names the log in it
     return code
 

@@ -29,9 +29,10 @@ from collections.abc import Sequence
 
 
 class SwarmError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of everything this package raises on purpose. ``peer`` is the id of the peer whose answer it is, if any."""
 
     exit_code = 1
+    peer: str = ""
 
 
 class UsageError(SwarmError):

@@ -96,7 +96,7 @@ def local_swarm(
     peers = ["--new-swarm"]
     try:
         for number, (first, last) in enumerate(spans):
-            print(f"starting node {number + 1} of {len(spans)}: layers {first}-{last}", file=sys.stderr, flush=True)
+            print(f"starting node {number + 1} of {len(spans)}: layers {first}:{last}", file=sys.stderr, flush=True)
             fixed = ["--model", str(model), "--layers", f"{first}:{last}", "--listen", "127.0.0.1:0"]
             fixed += ["--identity", str(folder / f"node{number}.key"), *options]
             nodes.append(NodeProcess([*fixed, *peers], folder / f"node{number}.log"))

@@ -72,8 +72,8 @@ class Choice:
     def explain(self) -> list[str]:
         """The choice and the windows that lost, a line each."""
         return [
-            f"layers {self.first}:{self.last}: {self.reason}",
-            *(f"  lost: {_line(other)}" for other in self.runners_up),
+            f"chosen: layers {self.first}:{self.last}: {self.reason}",
+            *(f"lost: {_line(other)}" for other in self.runners_up),
         ]
 
 

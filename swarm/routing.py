@@ -446,7 +446,7 @@ def _name(record: SpanRecord) -> str:
 
 
 def _layers(record: SpanRecord) -> str:
-    return f"layers {record.first}-{record.last}"
+    return f"layers {record.first}:{record.last}"
 
 
 def _no_route(usable: Sequence[SpanRecord], skipped: Sequence[Skipped], request: RouteRequest) -> SwarmError:
@@ -462,7 +462,7 @@ def _no_route(usable: Sequence[SpanRecord], skipped: Sequence[Skipped], request:
             f"{request.context_tokens} tokens are needed and the peers' slots hold {fits}; shorten the prompt, lower "
             "--max-tokens, or start nodes with larger --slots"
         )
-    named = " and ".join(f"{first}-{last}" for first, last in missing)
+    named = " and ".join(f"{first}:{last}" for first, last in missing)
     commands = " and ".join(request.hint.command(first, last) for first, last in missing[:_MAX_COMMANDS])
     return NoRoute(f"{_cause(named, missing, skipped)}start one: {commands}", missing)
 

@@ -30,8 +30,8 @@ examples:
 ADDRESS is the line a node prints at its start (swarm-node --model PATH --new-swarm).
 Sampling follows the model's own recommendation unless an option says otherwise.
 
-exit codes: 0 answered, 2 wrong option, 6 network, 7 no peer for some layers, 8 a peer failed,
-9 prompt longer than the context, 130 interrupted.
+exit codes: 0 answered, 2 wrong option, 3 no such model, 6 network, 7 no peer for some layers, 8 a peer failed,
+9 prompt longer than the context, 10 session lost or --timeout over, 130 interrupted.
 """
 
 
@@ -137,7 +137,9 @@ def _add_swarm(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--context-tokens", type=_positive, metavar="N", help="size of the session (default: what the answer takes)"
     )
-    group.add_argument("--timeout", type=_seconds, metavar="S", help="give up an answer after S seconds")
+    group.add_argument(
+        "--timeout", type=_seconds, metavar="S", help="give up an answer after S seconds (default: never)"
+    )
     group.add_argument(
         "--wait-seconds",
         type=_seconds,
@@ -154,8 +156,13 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--top-p", type=float, metavar="P", help="only the most likely tokens that make up P")
     group.add_argument("--min-p", type=float, metavar="P", help="only tokens at least P times as likely as the first")
     group.add_argument("--repeat-penalty", type=float, metavar="X", help="above 1: avoid repeating tokens")
-    group.add_argument("--seed", type=int, metavar="N", help="same seed, same answer")
-    group.add_argument("--max-tokens", type=_positive, metavar="N", help="end the answer after N tokens")
+    group.add_argument("--seed", type=int, metavar="N", help="same seed, same answer (default: by chance)")
+    group.add_argument(
+        "--max-tokens",
+        type=_positive,
+        metavar="N",
+        help="end the answer after N tokens (default: what the session holds)",
+    )
     group.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before TEXT (repeatable)")
     group.add_argument(
         "--reasoning-effort",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import sys
@@ -139,8 +140,8 @@ class Screen:
         print(text, file=sys.stderr, flush=True)
 
     def status(self, text: str) -> None:
-        """Texts that differ only in their numbers are shown once."""
-        form = re.sub(r"\d+", "#", text)
+        """Texts that differ only in numbers and details in brackets are shown once."""
+        form = re.sub(r"\d+|\([^)]*\)", "#", text)
         if form != self._last_status:
             self._last_status = form
             self.say(f"{PROG}: {text}")
@@ -152,19 +153,30 @@ class Screen:
                 self.say(route_line(generation.route))
                 route_shown = True
             if not self._options.json:
-                sys.stdout.write(self._clean(token.text))
-                sys.stdout.flush()
+                self._write(self._clean(token.text))
 
     def close(self, generation: Generation, artifact: ClientArtifact) -> None:
         if self._options.json:
-            print(as_json(generation, artifact), flush=True)
+            self._write(as_json(generation, artifact) + "\n")
         elif not generation.progress.text.endswith("\n"):
-            print(flush=True)
+            self._write("\n")
         if self._show_route:
             self.say(speed_line(generation))
         steps = generation.progress.decode or generation.progress.prefill
         if self._options.trace and steps:
             self.say("\n".join(waterfall(steps[-1], generation.route)))
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except OSError as error:
+            # What is still buffered goes nowhere: Python would complain once more when it flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise
+            why = os.strerror(error.errno or 0).lower()
+            raise SwarmError(f"the answer can't be written ({why}); free some space, or write it elsewhere") from error
 
 
 @asynccontextmanager

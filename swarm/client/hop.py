@@ -178,7 +178,7 @@ async def connect(network: Network, place: HopPlace, protocol: str, seconds: flo
         raise peer_failed(place, f"can't be reached ({error.reason})") from error
     except (DhtError, OSError) as error:
         raise peer_failed(place, f"can't be reached ({error})") from error
-    return FrameStream(reader, writer)
+    return FrameStream(reader, writer, max_step_bytes=0)  # nodes send no steps to clients
 
 
 async def ask(stream: FrameStream, place: HopPlace, message: pb.Open | pb.Attach, seconds: float) -> object:

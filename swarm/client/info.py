@@ -55,7 +55,7 @@ class InfoReader:
             raise _silent(source, self._timeouts.connect_seconds) from error
         except (DhtError, OSError) as error:
             raise to_swarm_error(StreamClosed(str(error)), source.peer_id) from error
-        stream = FrameStream(*streams)
+        stream = FrameStream(*streams, max_step_bytes=0)
         try:
             await stream.send(question)
             yield stream

@@ -145,6 +145,8 @@ class SessionOpener:
             try:
                 planned = self._plan(await self._look(), need)
             except NoRoute as error:
+                if self._refused and not any(isinstance(refusal, PeerFailed) for refusal in self._refused.values()):
+                    raise next(reversed(self._refused.values())) from None  # the same tomorrow
                 await self._wait(self._last_refusal or error, deadline)
                 continue
             session = await self._try(planned)
@@ -172,7 +174,8 @@ class SessionOpener:
         )
         try:
             session = await ChainSession.open(self._network, planned.places(), terms, self._config.timeouts)
-        except PeerFailed as error:
+        except SwarmError as error:
+            # whatever a peer says of itself, another may see it differently: its record had promised otherwise
             if not error.peer:
                 raise
             logger.info("%s", error)
@@ -187,6 +190,7 @@ class SessionOpener:
         left = deadline - time.monotonic()
         if left <= 0:
             raise reason
-        self._status(f"waiting up to {left:.0f} s more: {reason}")
-        self._refused.clear()
+        why = str(reason).partition("; ")[0]  # what to do about it comes when waiting was in vain
+        self._status(f"waiting up to {left:.0f} s more: {why}")
+        self._refused = {peer: error for peer, error in self._refused.items() if not isinstance(error, PeerFailed)}
         await asyncio.sleep(min(POLL_SECONDS, left))

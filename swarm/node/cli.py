@@ -12,16 +12,18 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
 from dht.addresses import parse_peers
 from dht.errors import BadAddress
+from swarm import __version__
 from swarm.errors import NoPeersGiven, SwarmError, UsageError
 from swarm.node import options
 from swarm.node.config import ModelOptions, NetworkOptions, NodeConfig, Timeouts
 from swarm.node.console import BarConsole, PlainConsole
+from swarm.node.files import raise_open_files_limit
 from swarm.node.settings import Settings, config_path, load_settings
 from swarm.node.slots import parse_slots
 
@@ -41,15 +43,15 @@ examples:
     swarm-node --model model.gguf --listen 0.0.0.0:4001 --memory 20GiB --slots 8x4096,2x65536
 
 SWARM_MODEL and SWARM_PEERS in the environment stand for --model and --initial-peers; so do model and initial_peers in
-{config}. SIGINT or SIGTERM lets running sessions finish first, a second one leaves at once.
+{config}. SIGINT, SIGTERM or SIGHUP lets running sessions finish first, a second one leaves
+at once.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    given = parser.parse_args(arguments)
-    _set_up_logging(given.log_level)
     try:
+        given = _parser().parse_args(arguments)
+        _set_up_logging(given.log_level)
         return _run(given)
     except SwarmError as error:
         return _complain(error, error.exit_code)
@@ -65,6 +67,7 @@ def _complain(error: Exception, code: int) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
+    raise_open_files_limit()
     settings = load_settings(os.environ, config_path())
     config = _config(given, settings)
     console = _console(given, config)
@@ -75,7 +78,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="swarm-node",
         description=DESCRIPTION,
         epilog=EXAMPLES.format(config=config_path()),
@@ -97,7 +100,12 @@ def _parser() -> argparse.ArgumentParser:
         help="sessions and their length, for example 8x4096,2x65536 (default: by memory)",
     )
     add("--chunk-tokens", type=int, metavar="N", help="largest prefill chunk (default: what takes about a second)")
-    add("--kv-type", default="f16", metavar="TYPE", help=f"element type of the KV cache: {', '.join(options.KV_TYPES)}")
+    add(
+        "--kv-type",
+        default="f16",
+        metavar="TYPE",
+        help=f"element type of the KV cache: {', '.join(options.KV_TYPES)} (default: %(default)s)",
+    )
     add("--threads", type=int, metavar="N", help="threads of the engine (default: one per core)")
     add("--explain", action="store_true", help="say why these layers were chosen, and what lost")
     add = parser.add_argument_group("the swarm").add_argument
@@ -111,10 +119,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="key file (default: a free one of this model's in the user's data)",
     )
-    add("--name", default="", help="public name, shown to the users of the swarm")
+    add("--name", default="", metavar="TEXT", help="public name, shown to the users of the swarm (default: none)")
     add = parser.add_argument_group("running").add_argument
-    add("--drain-seconds", type=float, default=Timeouts.drain_seconds, metavar="S", help="for sessions when leaving")
+    add(
+        "--drain-seconds",
+        type=float,
+        default=Timeouts.drain_seconds,
+        metavar="S",
+        help="how long running sessions may go on when leaving (default: %(default)g)",
+    )
     add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="default: warning")
+    add("--version", action="version", version=f"%(prog)s {__version__}")
     add("--no-color", action="store_true", help="no colours on a terminal; NO_COLOR in the environment does the same")
     return parser
 
@@ -174,6 +189,13 @@ def _console(given: argparse.Namespace, config: NodeConfig) -> PlainConsole:
     return PlainConsole(on_joined)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Complains in one line, as every other error of the program."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see swarm-node --help")
+
+
 class _Signals:
     """The first signal asks to leave, every further one to be quick about it."""
 
@@ -182,8 +204,10 @@ class _Signals:
         self.leave = asyncio.Event()
         self.ready = False
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._arrived)
+        loop.add_signal_handler(signal.SIGINT, self._arrived)
+        loop.add_signal_handler(signal.SIGTERM, self._arrived)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            loop.add_signal_handler(signal.SIGHUP, self._arrived)
 
     def _arrived(self) -> None:
         if self.leave.is_set() or not self.ready:
@@ -234,7 +258,8 @@ async def _ready_line(node: SwarmNode) -> str:
     lacking = ", ".join(f"{first}:{last}" for first, last in coverage.uncovered)
     rest = f"; nobody serves {lacking} yet" if lacking else "; every layer is served"
     first, last = node.span
-    return f"ready: serving layers {first}:{last} of {manifest.name} with {others} other peers{rest}"
+    peers = "1 other peer" if others == 1 else f"{others} other peers"
+    return f"ready: serving layers {first}:{last} of {manifest.name} with {peers}{rest}"
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class Limits:
 
     sessions_per_peer: int = 64
     streams_per_peer: int = 1024  # a hop before this one has one for each session
+    streams: int = 8192  # of all peers, or fewer where the system allows fewer open files
     steps_in_flight: int = 4  # of one session, received and not yet passed on; more wait in the transport
     poison_strikes: int = 2  # engines a session may cost before it is refused
     remembered_sessions: int = 1024  # whose strikes are kept

@@ -1,4 +1,4 @@
-"""The door for every stream from outside: counts streams per peer, and turns what goes wrong into an Error frame."""
+"""The door for every stream from outside: counts streams, and turns what goes wrong into an Error frame."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from swarm.ids import PeerId
+from swarm.node.config import Limits
+from swarm.node.files import open_files_limit
 from swarm.protocol import FrameStream, Received, StreamClosed, WireError, pb
 
 logger = logging.getLogger(__name__)
+
+FILES_FOR_THE_REST = 128  # of this process: the network, the engine, the model's files
 
 Handler = Callable[[PeerId, FrameStream], Awaitable[None]]
 
@@ -18,8 +22,9 @@ Handler = Callable[[PeerId, FrameStream], Awaitable[None]]
 class Gate:
     """Wraps handlers for ``Peer.serve_stream``. A handler may raise WireError (sent to the peer) and StreamClosed."""
 
-    def __init__(self, streams_per_peer: int, counters: Counter[str]) -> None:
-        self._most = streams_per_peer
+    def __init__(self, limits: Limits, counters: Counter[str]) -> None:
+        self._most_of_peer = limits.streams_per_peer
+        self._most = min(limits.streams, open_files_limit() - FILES_FOR_THE_REST)
         self._counters = counters
         self._open: Counter[PeerId] = Counter()
         self._changed = asyncio.Event()
@@ -36,7 +41,8 @@ class Gate:
 
     def around(self, handler: Handler) -> Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
         async def handle(peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            peer, stream = PeerId(peer_id), FrameStream(reader, writer)
+            # no step is taken, nor room made for one, before the stream belongs to a session
+            peer, stream = PeerId(peer_id), FrameStream(reader, writer, max_step_bytes=0)
             self._open[peer] += 1
             try:
                 await self._handle(handler, peer, stream)
@@ -50,8 +56,10 @@ class Gate:
 
     async def _handle(self, handler: Handler, peer: PeerId, stream: FrameStream) -> None:
         try:
-            if self._open[peer] > self._most:
-                raise WireError(pb.LIMIT_REACHED, f"{self._most} streams of one peer are open here")
+            if self._open[peer] > self._most_of_peer:
+                raise WireError(pb.LIMIT_REACHED, f"{self._most_of_peer} streams of one peer are open here")
+            if self.open_streams > self._most:
+                raise WireError(pb.LIMIT_REACHED, f"{self._most} streams are open here")
             await handler(peer, stream)
         except WireError as error:
             self._counters[pb.ErrorCode.Name(error.code).lower()] += 1

@@ -23,23 +23,33 @@ class InfoHandler:
         self._shared = shared
         self._folder = folder
         self._manifest_json = shared.manifest.to_json()
+        # A header may have many megabytes: everyone who asks is sent the same ones.
+        self._headers: dict[int, bytes] = {}
+        self._reading = asyncio.Lock()
 
     async def __call__(self, _peer: PeerId, stream: FrameStream) -> None:
+        try:
+            await self._converse(stream)
+        except TimeoutError:
+            return  # one that says nothing for long, or does not read
+
+    async def _converse(self, stream: FrameStream) -> None:
         while True:
-            try:
-                async with asyncio.timeout(self._shared.timeouts.info_seconds):
-                    request = await stream.receive()
-            except TimeoutError:
-                return
+            async with self._limit():
+                request = await stream.receive()
             match request:
                 case None:
                     return
                 case pb.DescribeRequest():
-                    await stream.send(self._description())
+                    async with self._limit():
+                        await stream.send(self._description())
                 case pb.ArtifactRequest():
                     await self._send_piece(stream, request)
                 case _:
                     raise unexpected(request)
+
+    def _limit(self) -> asyncio.Timeout:
+        return asyncio.timeout(self._shared.timeouts.info_seconds)
 
     async def _send_piece(self, stream: FrameStream, request: pb.ArtifactRequest) -> None:
         ours = self._shared.manifest.artifact_id
@@ -47,7 +57,8 @@ class InfoHandler:
             raise WireError(pb.WRONG_ARTIFACT, "another artifact is served here", theirs=request.artifact_id, ours=ours)
         piece = self._manifest_json if request.piece == pb.MANIFEST else await self._header(request.file_index)
         for part in artifact_parts(piece, request.offset):
-            await stream.send(part)
+            async with self._limit():
+                await stream.send(part)
 
     async def _header(self, index: int) -> bytes:
         files = self._shared.manifest.files
@@ -55,7 +66,11 @@ class InfoHandler:
             raise WireError(pb.MALFORMED, f"file {index} of {len(files)} was asked for")
         entry = files[index]
         try:
-            return await asyncio.to_thread(_read_start, self._folder / entry.name, entry.header_bytes)
+            async with self._reading:
+                if index not in self._headers:
+                    path = self._folder / entry.name
+                    self._headers[index] = await asyncio.to_thread(_read_start, path, entry.header_bytes)
+                return self._headers[index]
         except OSError:
             raise WireError(pb.INTERNAL, "the file can't be read any more") from None
 

@@ -55,7 +55,7 @@ class SuccessorLink:
                 reader, writer = await self._dialer.open_stream(
                     self.successor.peer_id, DATA_STREAM, self.successor.addresses
                 )
-                return await self._attached(FrameStream(reader, writer))
+                return await self._attached(FrameStream(reader, writer, max_step_bytes=0))
         except TimeoutError:
             raise LinkBroken(f"no answer within {self._connect_seconds:g} s") from None
         except (WireError, DhtError, OSError) as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from dht.addresses import announceable
-from dht.record import NodeState, SpanRecord
+from dht.record import MAX_TEXT, NodeState, SpanRecord
 from shim.build import library_path
 from shim.errors import EngineDied
 from shim.types import EngineConfig
@@ -35,6 +35,7 @@ from swarm.node.sessions import Counts, SessionTable
 from swarm.node.shared import Shared
 from swarm.node.slots import chunk_within_stall
 from swarm.node.translate import as_swarm_error
+from swarm.protocol import clean_text
 
 if TYPE_CHECKING:
     from dht.announcer import Announcer
@@ -210,7 +211,7 @@ class SwarmNode:
         if plan.choice is not None:
             lines = plan.choice.explain()
             for line in lines if self.config.explain else lines[:1]:
-                self._reporter.line(f"chosen: {line}")
+                self._reporter.line(line)
         self._reporter.line(f"memory: {plan.describe()}")
         plan.check_fits()
 
@@ -249,7 +250,7 @@ class SwarmNode:
                 limits=config.limits,
                 timeouts=config.timeouts,
                 chunk_tokens=plan.chunk_tokens,
-                public_name=config.network.public_name,
+                public_name=clean_text(config.network.public_name, MAX_TEXT),
             )
             self._service = Service(shared, config.model.path.parent)
             shared.on_change = self._tell
@@ -260,6 +261,7 @@ class SwarmNode:
                 shared.on_change = lambda: None  # from here on nothing is announced any more
                 await self._on_network.announcer.withdraw()
                 await self._service.close()
+                await host.close()  # before the tasks are waited for: a hung engine would hold them for good
 
     def _engine_config(self, plan: Plan) -> EngineConfig:
         options = self.config.model

@@ -1,13 +1,13 @@
-"""The node's own record: what the swarm is told of it."""
+"""The node's own record: what the swarm is told of it. Readers drop records whose texts are not printable."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dht.record import SpanRecord
+from dht.record import MAX_TEXT, SpanRecord
 from swarm.node.shared import Shared
 from swarm.node.software import software
-from swarm.protocol import PROTOCOL_VERSION
+from swarm.protocol import PROTOCOL_VERSION, clean_text
 
 
 def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanRecord:
@@ -15,7 +15,7 @@ def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanR
     return SpanRecord(
         peer_id=peer_id,
         artifact_id=manifest.artifact_id,
-        artifact_name=manifest.name,
+        artifact_name=clean_text(manifest.name, MAX_TEXT),
         n_layers=manifest.n_layers,
         first=shared.span[0],
         last=shared.span[1],

@@ -32,7 +32,7 @@ class Service:
 
     def __init__(self, shared: Shared, folder: Path) -> None:
         self.shared = shared
-        self._gate = Gate(shared.limits.streams_per_peer, shared.counters)
+        self._gate = Gate(shared.limits, shared.counters)
         self._handlers: dict[str, Handler] = {
             INFO_STREAM: InfoHandler(shared, folder),
             CONTROL_STREAM: ControlHandler(shared),

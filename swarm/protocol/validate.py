@@ -316,7 +316,8 @@ def _payload(message: pb.Step) -> None:
 
 
 def _output(output: pb.OutputRequest, n_tokens: int) -> None:
-    _between("output.temperature", output.temperature, 0, 1e6)
+    if output.temperature != 0:
+        _between("output.temperature", output.temperature, limits.MIN_TEMPERATURE, limits.MAX_TEMPERATURE)
     _between("output.top", output.top, 0, limits.MAX_TOP)
     _between("output.drafts", output.drafts, 0, limits.MAX_DRAFTS)
     _count("output.ids", output.ids, limits.MAX_ASKED_IDS)

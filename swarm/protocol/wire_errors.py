@@ -167,4 +167,6 @@ def _build(
         return full
     if issubclass(reading.kind, errors.PeerFailed):
         return reading.kind(text, peer, layers)
-    return reading.kind(text)
+    error = reading.kind(text)
+    error.peer = peer
+    return error

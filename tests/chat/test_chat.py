@@ -163,6 +163,24 @@ def test_a_reader_that_has_enough_ends_it_quietly(environment: dict[str, str]) -
         assert process.stderr.read() == b""
 
 
+def test_a_full_disk_ends_in_one_line(environment: dict[str, str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*CHAT, "--greedy", "--max-tokens", "4", "-p", FRANCE],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "swarm-chat: the answer can't be written (no space left on device); free some space, or write it elsewhere\n"
+    )
+
+
 def test_a_conversation_in_a_terminal(environment: dict[str, str], tmp_path: Path) -> None:
     with (tmp_path / "screen").open("wb") as log:
         child = pexpect.spawn(

@@ -173,6 +173,18 @@ async def test_a_peer_that_failed_lately_is_the_last_choice(manifest: Manifest, 
     await opening.network.close()
 
 
+@pytest.mark.parametrize("code", [code for code in pb.ErrorCode.values() if code])
+async def test_no_answer_of_one_peer_keeps_the_others_from_serving(
+    manifest: Manifest, request_: RouteRequest, code: pb.ErrorCode.ValueType
+) -> None:
+    opening = Opening(manifest, request_)
+    opening.records = [*halves(manifest), record(manifest, "peer2", 3, LAYERS, (1024, 1, 1), chunk_tokens=1)]
+    opening.network.hops[1].refuse = pb.Error(code=code, message="so says a liar")
+    async with await opening.opener.open(Need(10, 10)) as session:
+        assert [place.peer_id for place in session.places] == ["peer0", "peer2"]
+    await opening.network.close()
+
+
 async def test_what_no_other_peer_can_mend_is_raised_at_once(manifest: Manifest, request_: RouteRequest) -> None:
     opening = Opening(manifest, request_, seconds=30)
     opening.network.hops[0].refuse = pb.Error(code=pb.CONTEXT_FULL, message="64 at most")

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PHandlerError, PeerID
+from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dht.envelope import MAX_LIFE_SECONDS, MAX_SEALED_BYTES, Kind, Place, seal, seal_span
 from dht.errors import Rejection
-from dht.guard import MAX_ENTRIES_PER_KEY, MAX_KEY_BYTES, BoundedStorage
+from dht.guard import MAX_ENTRIES_PER_KEY, MAX_KEY_BYTES, MAX_KEYS_ASKED, BoundedStorage
 from dht.identity import Identity
 from dht.keys import key_hash, segment_key
 from dht.peer import Peer
@@ -255,3 +256,34 @@ class serving:  # noqa: N801
 
     def items(self) -> list[Any]:
         return []
+
+
+def find_request(keys: Sequence[bytes]) -> bytes:
+    data: bytes = dht_pb2.FindRequest(keys=keys, peer=dht_pb2.NodeInfo(node_id=bytes(20))).SerializeToString()
+    return data
+
+
+GREEDY = {
+    "more keys than one asks for": find_request([place.to_bytes(20, "big") for place in range(MAX_KEYS_ASKED + 1)]),
+    "a hundred thousand keys": find_request([os.urandom(20) for _ in range(100_000)]),
+    "the same key twice": find_request([KEY_ID.to_bytes()] * 2),
+}
+
+
+@pytest.mark.parametrize("kind", GREEDY)
+async def test_who_asks_for_too_much_gets_nothing(swarm: tuple[Peer, Peer], kind: str) -> None:
+    """Each key may bring 384 KiB, so that one request could take all memory."""
+    honest, hostile = swarm
+    ask = hostile.p2p._client.control.call_unary_handler
+    with pytest.raises(P2PHandlerError, match="over the limit|each only once"):
+        await ask(honest.p2p.peer_id, "DHTProtocol.rpc_find", GREEDY[kind])
+    answer = await ask(honest.p2p.peer_id, "DHTProtocol.rpc_find", find_request([KEY_ID.to_bytes()]))
+    assert len(dht_pb2.FindResponse.FromString(answer).results) == 1
+
+
+@pytest.mark.parametrize("method", ["rpc_ping", "rpc_store"])
+async def test_requests_of_an_odd_size_are_not_read(swarm: tuple[Peer, Peer], method: str) -> None:
+    honest, hostile = swarm
+    ask = hostile.p2p._client.control.call_unary_handler
+    with pytest.raises(P2PHandlerError, match="over the limit"):
+        await ask(honest.p2p.peer_id, f"DHTProtocol.{method}", bytes(3 << 20))

@@ -77,10 +77,12 @@ def test_two_processes_cannot_share_an_identity(tmp_path: Path) -> None:
 def test_a_file_that_is_no_identity(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "identity"
     path.write_bytes(content)
+    path.chmod(0o644)
     for _ in range(2):  # the failure gave the lock back
         with pytest.raises(BadIdentity, match="holds no Ed25519 identity; move it away"):
             Identity.load_or_create(path)
     assert path.read_bytes() == content
+    assert path.stat().st_mode & 0o777 == 0o644, "a file named by mistake stays as it is"
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:

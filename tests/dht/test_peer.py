@@ -258,6 +258,12 @@ async def test_the_daemon_dies_with_its_process_even_when_it_hangs(echo_node: Ec
     await until(lambda: not is_running(echo_node.daemon_pid), seconds=5)
 
 
+async def test_ctrl_c_in_a_terminal_is_not_for_the_daemon(start_peer: StartPeer) -> None:
+    """It reaches every process of the terminal's group, and half of the daemons end of it."""
+    peer = await start_peer()
+    assert os.getpgid(peer.p2p.pid) != os.getpgid(0)
+
+
 async def test_a_lost_daemon_is_reported_once(start_peer: StartPeer, caplog: pytest.LogCaptureFixture) -> None:
     peer, other = await start_peer(), await start_peer()
     os.kill(peer.p2p.pid, signal.SIGKILL)

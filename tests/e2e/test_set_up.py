@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import signal
 import subprocess
 import sys
 import venv
@@ -31,6 +32,24 @@ def test_demo_answers_and_leaves_no_process_behind(smollm2_path: Path) -> None:
     assert len(re.findall(r"(?m)^ready: ", done.stderr)) == 3
     assert re.search(r"\d tokens/s", done.stderr)
     assert _tagged(tag) == []
+
+
+def test_a_demo_that_is_told_to_end_leaves_nothing_behind(smollm2_path: Path, tmp_path: Path) -> None:
+    tag = f"ended-demo-{os.getpid()}"
+    with subprocess.Popen(
+        [sys.executable, "-m", "swarm.demo"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SWARM_TEST_TAG": tag, "TMPDIR": str(tmp_path)},
+    ) as demo:
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            if line.startswith("starting node 2"):
+                break
+        demo.send_signal(signal.SIGTERM)
+        assert demo.wait(60) == 130
+    assert _tagged(tag) == []
+    assert list(tmp_path.glob("glm-swarm-*")) == []
 
 
 def test_environment_holds_no_nvidia_package() -> None:

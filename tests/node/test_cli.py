@@ -158,6 +158,7 @@ def test_no_peers(environment: dict[str, str], llama_untied_path: Path) -> None:
         (("--new-swarm", "--kv-type", "q3"), "choose one of f32, f16, q8_0"),
         (("--new-swarm", "--threads", "0"), "--threads 0: out of range"),
         (("--new-swarm", "--drain-seconds", "-1"), "choose 0 to leave at once"),
+        (("--nonsense",), "unrecognized arguments: --nonsense; see swarm-node --help"),
     ],
 )
 def test_wrong_options(
@@ -260,7 +261,7 @@ def test_the_first_node_tells_how_to_start_the_second(environment: dict[str, str
         assert "nobody serves 3:6 yet" in first.read_until("^ready: serving layers 0:3 of llama-untied .*").string
         small = ("--memory", "60MiB", "--slots", "1x512", "--explain")
         with started(environment, "--model", model, "--initial-peers", told[2], *small) as second:
-            ready = second.read_until(r"^ready: serving layers (\d):(\d) of llama-untied with 1 other peers")
+            ready = second.read_until(r"^ready: serving layers (\d):(\d) of llama-untied with 1 other peer;")
             assert any(line.startswith("chosen: layers") for line in second.lines)
             assert int(ready[2]) == 6, "the layers that nobody serves"
             assert first.process.pid != second.process.pid
@@ -278,8 +279,9 @@ def test_no_process_outlives_a_killed_node(environment: dict[str, str], llama_un
         assert not alive and len(gone) == len(children)
 
 
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
 async def test_a_first_signal_lets_sessions_finish_and_a_second_does_not(
-    environment: dict[str, str], llama_untied_path: Path
+    environment: dict[str, str], llama_untied_path: Path, first: signal.Signals
 ) -> None:
     with started(environment, "--model", str(llama_untied_path), "--layers", "0:6", "--new-swarm") as node:
         address = node.read_until(r"--initial-peers (\S+)")[1]
@@ -304,7 +306,7 @@ async def test_a_first_signal_lets_sessions_finish_and_a_second_does_not(
                 )
             )
             assert isinstance(await control.receive(), pb.Opened)
-            node.process.send_signal(signal.SIGTERM)
+            node.process.send_signal(first)
             await asyncio.to_thread(node.read_until, "^draining: waiting up to 60 s for 1 running sessions")
             await control.send(pb.Ping(nonce=1))
             assert isinstance(await control.receive(), pb.Pong)

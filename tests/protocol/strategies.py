@@ -60,7 +60,7 @@ outputs = st.builds(
     pb.OutputRequest,
     last_row=st.booleans(),
     all_rows=st.booleans(),
-    temperature=st.floats(0, 1e3, width=32),
+    temperature=st.just(0.0) | st.floats(2**-16, 1e3, width=32),
     top=st.integers(0, 256),
     ids=st.lists(token_ids, max_size=20),
     drafts=st.integers(0, 64),

@@ -226,6 +226,7 @@ MALFORMED: dict[str, Body] = {
     "too few tokens": pb.Step(session_id=SESSION, epoch=1, step=1, n_tokens=2, kind=pb.DECODE, tokens=[1]),
     "token id beyond int32": pb.Step(session_id=SESSION, epoch=1, step=1, n_tokens=1, kind=pb.DECODE, tokens=[2**31]),
     "negative temperature": asking(1, temperature=-1.0),
+    "temperature that makes the sum infinite": asking(1, temperature=1e-45),
     "temperature is not a number": asking(1, temperature=math.nan),
     "top 257": asking(1, top=257),
     "asked id beyond int32": asking(1, ids=[2**31]),

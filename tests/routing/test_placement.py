@@ -114,9 +114,9 @@ def test_nothing_fits_names_the_smallest_span() -> None:
 
 def test_the_runners_up_are_explained() -> None:
     lines = chosen([record("a", 0, 5)], 5).explain()
-    assert lines[0] == "layers 5:10: 5 layers, 5 of the 5 that nobody serves yet"
+    assert lines[0] == "chosen: layers 5:10: 5 layers, 5 of the 5 that nobody serves yet"
     assert len(lines) == 4
-    assert lines[1] == "  lost: layers 4:9, 5 MiB: 5 layers, 4 of the 5 that nobody serves yet"
+    assert lines[1] == "lost: layers 4:9, 5 MiB: 5 layers, 4 of the 5 that nobody serves yet"
 
 
 @settings(max_examples=200, deadline=None)

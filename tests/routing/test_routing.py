@@ -226,7 +226,7 @@ def test_no_peer_at_all_names_the_command() -> None:
         routed([record("a", 0, 3), record("b", 7, 10)], hint=hint)
     assert caught.value.missing == ((3, 7),)
     assert str(caught.value) == (
-        "no peer serves layers 3-7; start one: "
+        "no peer serves layers 3:7; start one: "
         "swarm-node --model smollm2 --layers 3:7 --initial-peers /ip4/10.0.0.1/tcp/4001/p2p/Q"
     )
 
@@ -236,7 +236,7 @@ def test_every_hole_is_named() -> None:
         routed([record("a", 2, 4), record("b", 6, 8)])
     assert caught.value.missing == ((0, 2), (4, 6), (8, 10))
     message = str(caught.value)
-    assert "layers 0-2 and 4-6 and 8-10" in message
+    assert "layers 0:2 and 4:6 and 8:10" in message
     assert all(f"--layers {span}" in message for span in ("0:2", "4:6", "8:10"))
     assert caught.value.exit_code == 7
 
@@ -244,10 +244,10 @@ def test_every_hole_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"slots": slots((4096, 2, 0))}, "every peer that serves layers 5-10 is full; try again later"),
+        ({"slots": slots((4096, 2, 0))}, "every peer that serves layers 5:10 is full; try again later"),
         ({"state": NodeState.JOINING}, "are joining or leaving; try again shortly"),
         ({"peer_id": "banned"}, "failed a moment ago; try again shortly"),
-        ({"artifact_id": OTHER_ARTIFACT}, "no peer serves layers 5-10 (1 peers serve another model"),
+        ({"artifact_id": OTHER_ARTIFACT}, "no peer serves layers 5:10 (1 peers serve another model"),
     ],
 )
 def test_the_reason_is_remembered(change: dict[str, Any], words: str) -> None:
@@ -297,13 +297,13 @@ def test_explain_shows_winner_losers_and_the_left_out() -> None:
     assert lines[1] == "without anna: no chain"
     assert lines[2].startswith("lost: anna[0:5] -> c[5:10]")
     assert lines[2].endswith(": 225.0 ms slower")
-    assert lines[3] == "not used: d layers 5-10: is draining"
+    assert lines[3] == "not used: d layers 5:10: is draining"
 
 
 def test_explain_without_a_chain() -> None:
     lines = explain([record("a", 0, 5, slots=slots((10, 1, 1)))], request())
-    assert lines[0].startswith("no chain: no peer serves layers 0-10")
-    assert lines[1] == "not used: a layers 0-5: its slots hold 10 tokens, 100 are needed"
+    assert lines[0].startswith("no chain: no peer serves layers 0:10")
+    assert lines[1] == "not used: a layers 0:5: its slots hold 10 tokens, 100 are needed"
 
 
 # --- properties ------------------------------------------------------------------------------------------------------

@@ -144,6 +144,7 @@ async def test_missing_library_is_a_build_error(llama_untied_path: Path, monkeyp
 async def test_it_ignores_what_a_terminal_sends(engine: EngineProcess) -> None:
     os.kill(engine.pid, signal.SIGINT)
     os.kill(engine.pid, signal.SIGTERM)
+    os.kill(engine.pid, signal.SIGHUP)
     await engine.step(token_rows(RUN, [1], want=[0]))
     assert await engine.position(0) == 1
 
