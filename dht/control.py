@@ -62,9 +62,18 @@ class OpenCalls(dict[Any, asyncio.Future[Any]]):
         return call is not None and not call.done()
 
 
+class RunningHandlers(dict[Any, asyncio.Task[None]]):
+    """Requests of others that are being answered. hivemind keeps those that were cancelled, and the request with it."""
+
+    def __setitem__(self, call_id: Any, task: asyncio.Task[None]) -> None:
+        super().__setitem__(call_id, task)
+        task.add_done_callback(lambda _: self.pop(call_id, None))
+
+
 def mind_cancelled_calls(p2p: P2P) -> None:
-    """Call it before the first call."""
+    """Call it before the first call in either direction."""
     p2p._client.control._pending_calls = OpenCalls()
+    p2p._client.control._handler_tasks = RunningHandlers()
 
 
 def mind_lost_streams(p2p: P2P) -> None:

@@ -77,6 +77,7 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind has no types
             with suppress(ProcessLookupError):
                 self._child.kill()
             await self._child.wait()
+        self._child._transport.close()  # the end of its output may not have been seen yet, and the loop may end now
         client = self._client.control
         tasks = (self._reader_task, self._listen_task, client._read_task, client._write_task)
         await asyncio.gather(*filter(None, tasks), return_exceptions=True)

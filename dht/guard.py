@@ -5,6 +5,7 @@ What it does by itself, and why that is not enough:
 - it takes a dictionary's size limit and expiry from the sender: a limit of 1 loses entries, an infinite expiry ends
   every search with that answer, a text as limit hangs the search for good (``_rebuilt`` makes a fresh dictionary);
 - it stores without limit, and answers above 4 MiB fail as a whole (``BoundedStorage``);
+- it looks at the sender's node id in a task that nobody waits for, whose failure ends up as a traceback in the log;
 - it answers as many keys as are asked for, one of them as often as it is named: a request of 3 MiB costs a second of
   computing and any amount of memory, and an answer that is too large stays in memory for good (``_Bounded``);
 - it hands everything it stores to a newcomer in one message, with the same limit, and drops the newcomer from its
@@ -33,12 +34,16 @@ MAX_NEIGHBOURS = 20  # hivemind's bucket size: an honest peer names no more
 STORE_BATCH_BYTES = 1 << 20
 MAX_KEYS_ASKED = 64  # an honest peer asks for KEYS_PER_CALL at most
 MAX_ANSWER_BYTES = 6 << 20  # below hivemind's own limit
-# The largest honest one to store is a full key that follows an almost full batch.
-MAX_REQUEST_BYTES = {"rpc_ping": 4 << 10, "rpc_find": 8 << 10, "rpc_store": 2 << 20}
-Handler = Callable[[bytes, Any], Awaitable[bytes]]
-
+# What a request may have. The largest honest one to store is a full key that follows an almost full batch.
+_LIMITS: dict[str, tuple[Any, int]] = {
+    "rpc_ping": (dht_pb2.PingRequest, 4 << 10),
+    "rpc_find": (dht_pb2.FindRequest, 8 << 10),
+    "rpc_store": (dht_pb2.StoreRequest, 2 << 20),
+}
 _ENTRY_OVERHEAD_BYTES = 100  # subkey, expiry, framing
 _RECOUNT_EVERY = 256
+
+Handler = Callable[[bytes, Any], Awaitable[bytes]]
 
 
 class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind has no types
@@ -117,30 +122,36 @@ def guard(protocol: DHTProtocol) -> None:
 def _bound_requests(handlers: dict[str, Handler]) -> None:
     """Refused requests end in an error at whoever sent them."""
     for name, handler in list(handlers.items()):
-        method = name.rpartition(".")[2]
-        if method in MAX_REQUEST_BYTES:
-            handlers[name] = _Bounded(handler, MAX_REQUEST_BYTES[method], finds=method == "rpc_find")
+        limit = _LIMITS.get(name.rpartition(".")[2])
+        if limit is not None:
+            handlers[name] = _Bounded(handler, *limit)
 
 
 class _Bounded:
-    """One of the protocol's handlers, for requests of a size that an honest peer sends."""
+    """One of the protocol's handlers, for requests that an honest peer could send."""
 
-    def __init__(self, handler: Handler, max_bytes: int, *, finds: bool) -> None:
+    def __init__(self, handler: Handler, kind: Any, max_bytes: int) -> None:
         self._handler = handler
+        self._kind = kind
         self._max_bytes = max_bytes
-        self._finds = finds
 
     async def __call__(self, request: bytes, remote: Any) -> bytes:
         if len(request) > self._max_bytes:
             raise P2PHandlerError(f"a request of {len(request)} bytes is over the limit of {self._max_bytes}")
-        if self._finds:
-            keys = dht_pb2.FindRequest.FromString(request).keys
-            if len(keys) > MAX_KEYS_ASKED or len(set(keys)) < len(keys):
-                raise P2PHandlerError(f"at most {MAX_KEYS_ASKED} keys are answered at once, each only once")
+        parsed = self._kind.FromString(request)
+        if len(parsed.peer.node_id) not in (0, DHTID.HASH_NBYTES):
+            raise P2PHandlerError("the node id has a wrong length")
+        if isinstance(parsed, dht_pb2.FindRequest):
+            _check_keys(parsed.keys)
         answer = await self._handler(request, remote)
         if len(answer) > MAX_ANSWER_BYTES:
             raise P2PHandlerError("the answer is too large; ask for fewer keys")
         return answer
+
+
+def _check_keys(keys: Sequence[bytes]) -> None:
+    if len(keys) > MAX_KEYS_ASKED or len(set(keys)) < len(keys):
+        raise P2PHandlerError(f"at most {MAX_KEYS_ASKED} keys are answered at once, each only once")
 
 
 def _keep_valid(protocol: DHTProtocol, key: bytes, entries: DictionaryDHTValue) -> bool:

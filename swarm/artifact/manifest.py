@@ -70,10 +70,6 @@ class Manifest(ModelFacts):
         return sum(file.size_bytes for file in self.files)
 
     @property
-    def legal_cuts(self) -> tuple[int, ...]:
-        return self.cuts
-
-    @property
     def is_tied(self) -> bool:
         """Whether the exit reads its output matrix from ``token_embd``."""
         return not any(tensor.name == "output.weight" for tensor in self.tensors)

@@ -18,6 +18,7 @@ import psutil
 
 from dht.addresses import parse_peers
 from dht.errors import BadAddress
+from dht.record import NodeState
 from swarm import __version__
 from swarm.errors import NoPeersGiven, SwarmError, UsageError
 from swarm.node import options
@@ -250,10 +251,10 @@ async def _until_told(node: SwarmNode, signals: _Signals, console: PlainConsole)
 async def _ready_line(node: SwarmNode) -> str:
     from swarm.placement import coverage_of
 
-    records = await node.records()
+    records = [record for record in await node.records() if record.state == NodeState.ONLINE]
     manifest = node.manifest
     others = sum(record.peer_id != node.peer_id for record in records)
-    coverage = coverage_of(records, manifest.legal_cuts, manifest.artifact_id)
+    coverage = coverage_of(records, manifest.cuts, manifest.artifact_id)
     coverage = coverage.plus(*node.span)
     lacking = ", ".join(f"{first}:{last}" for first, last in coverage.uncovered)
     rest = f"; nobody serves {lacking} yet" if lacking else "; every layer is served"

@@ -83,7 +83,7 @@ class ControlHandler:
     def _check_range(self, opening: pb.Open) -> None:
         manifest, (first, last) = self._shared.manifest, self._shared.span
         run = (opening.run.first, opening.run.last)
-        if not (first <= run[0] < run[1] <= last and set(run) <= set(manifest.legal_cuts)):
+        if not (first <= run[0] < run[1] <= last and set(run) <= set(manifest.cuts)):
             raise WireError(pb.ILLEGAL_RANGE, f"{run[0]}:{run[1]} is no legal part of the span {first}:{last}")
         if opening.HasField("successor") == (run[1] == manifest.n_layers):
             raise WireError(pb.ILLEGAL_RANGE, "every hop but the one with the last layer has a successor")

@@ -13,7 +13,7 @@ def open_files_limit() -> int:
 
 
 def raise_open_files_limit() -> None:
-    """To what the system allows without asking: the usual 1,024 are fewer than one peer may use. Children inherit it."""
+    """To what the system allows without asking: the usual 1,024 are less than one peer may use. Children inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:

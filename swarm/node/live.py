@@ -14,6 +14,11 @@ from swarm.node.batch import Rows, want_flags, wanted
 from swarm.node.scheduler import Group, Runner, Work
 from swarm.node.sessions import Session
 from swarm.protocol import Activations, FrameStream, ReceivedStep, WireError, pb
+from swarm.protocol.limits import MAX_DRAFTS
+
+# A token and its drafts. The engine keeps room for the most rows of logits that were ever wanted at once: those of a
+# whole chunk of the largest model would be 600 MB that no sum of memory holds.
+MAX_WANTED_ROWS = MAX_DRAFTS + 1
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,8 @@ class LiveSession:
         want = None
         if last == self._n_layers:
             self._check_ids("output.ids", step.output.ids)
+            if step.output.all_rows and step.n_tokens > MAX_WANTED_ROWS:
+                raise WireError(pb.TOO_LARGE, f"logits of {step.n_tokens} rows, at most {MAX_WANTED_ROWS} at once")
             want = want_flags(step.n_tokens, all_rows=step.output.all_rows, last_row=step.output.last_row)
         return Rows(
             run=(first, last),

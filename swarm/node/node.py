@@ -118,7 +118,7 @@ class SwarmNode:
         """What the swarm knows of this artifact, asked now."""
         manifest = self.manifest
         view = self._on_network.view
-        snapshot = await view.refresh(manifest.artifact_id, manifest.n_layers, manifest.legal_cuts)
+        snapshot = await view.refresh(manifest.artifact_id, manifest.n_layers, manifest.cuts)
         return snapshot.records
 
     # --- life
@@ -190,6 +190,7 @@ class SwarmNode:
                 if plan is None:
                     plan = planner.choose(await self.records(), self.peer_id)
                     self._show(plan)
+                self._reporter.joined(self.addresses)
                 await self._serve(stack, plan)
 
     async def _load_manifest(self) -> Manifest:
@@ -229,8 +230,7 @@ class SwarmNode:
         stack.push_async_callback(peer.close)
         await clock.check(peer)
         addresses = announceable(await peer.addresses())
-        announcer = await stack.enter_async_context(Announcer(peer, identity, manifest.legal_cuts))
-        self._reporter.joined(addresses)
+        announcer = await stack.enter_async_context(Announcer(peer, identity, manifest.cuts))
         return _Network(peer, SwarmView(peer), announcer, addresses)
 
     async def _serve(self, stack: AsyncExitStack, plan: Plan) -> None:

@@ -81,7 +81,7 @@ class Planner:
 
     def _chosen(self, records: Sequence[SpanRecord], peer_id: str, contexts: Contexts) -> Plan:
         choice = choose_span(
-            self.manifest.legal_cuts,
+            self.manifest.cuts,
             records,
             self.budget_bytes,
             lambda first, last: self._memory(first, last, contexts).total_bytes,

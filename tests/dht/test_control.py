@@ -7,15 +7,16 @@ import logging
 from uuid import uuid4
 
 import pytest
+from hivemind.p2p import PeerID
 from hivemind.proto import p2pd_pb2
 
 from dht.clock import measure
 from dht.peer import Peer
 from tests.dht.echo_node import ECHO, echo
-from tests.dht.support import StartPeer
+from tests.dht.support import StartPeer, until
 
 
-@pytest.mark.parametrize("said", [b"", b"\x30", b"\x30half of a greeting"])
+@pytest.mark.parametrize("said", [b"", b"\x30", b"\x30half of a greeting"], ids=["nothing", "a byte", "a part"])
 async def test_a_stream_that_ends_before_it_begins_is_closed_and_no_news(
     start_peer: StartPeer, caplog: pytest.LogCaptureFixture, said: bytes
 ) -> None:
@@ -48,3 +49,25 @@ async def test_an_answer_to_a_call_that_was_cancelled_harms_no_later_call(start_
     async with asyncio.timeout(10):
         assert await measure(client) is not None, "answers come in order, so the cancelled one was read before"
     assert not control._read_task.done()
+
+
+async def test_nothing_is_kept_of_a_request_that_its_sender_cancelled(start_peer: StartPeer) -> None:
+    server = await start_peer()
+    client: Peer = await start_peer(server)
+    started = asyncio.Event()
+
+    async def hang(_request: bytes, _remote: PeerID) -> bytes:
+        started.set()
+        await asyncio.Event().wait()
+        return b""
+
+    ours, theirs = server.p2p._client.control, client.p2p._client.control
+    await ours.add_unary_handler("hang", hang)
+    call = asyncio.create_task(theirs.call_unary_handler(server.p2p.peer_id, "hang", bytes(1 << 20)))
+    await started.wait()
+    assert len(ours._handler_tasks) == 1
+    call.cancel()
+    await until(lambda: not ours._handler_tasks)
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await measure(client) is not None

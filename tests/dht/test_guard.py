@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import time
@@ -17,6 +18,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from dht.clock import measure
 from dht.envelope import MAX_LIFE_SECONDS, MAX_SEALED_BYTES, Kind, Place, seal, seal_span
 from dht.errors import Rejection
 from dht.guard import MAX_ENTRIES_PER_KEY, MAX_KEY_BYTES, MAX_KEYS_ASKED, BoundedStorage
@@ -275,7 +277,7 @@ async def test_who_asks_for_too_much_gets_nothing(swarm: tuple[Peer, Peer], kind
     """Each key may bring 384 KiB, so that one request could take all memory."""
     honest, hostile = swarm
     ask = hostile.p2p._client.control.call_unary_handler
-    with pytest.raises(P2PHandlerError, match="over the limit|each only once"):
+    with pytest.raises(P2PHandlerError, match=r"over the limit|each only once"):
         await ask(honest.p2p.peer_id, "DHTProtocol.rpc_find", GREEDY[kind])
     answer = await ask(honest.p2p.peer_id, "DHTProtocol.rpc_find", find_request([KEY_ID.to_bytes()]))
     assert len(dht_pb2.FindResponse.FromString(answer).results) == 1
@@ -287,3 +289,17 @@ async def test_requests_of_an_odd_size_are_not_read(swarm: tuple[Peer, Peer], me
     ask = hostile.p2p._client.control.call_unary_handler
     with pytest.raises(P2PHandlerError, match="over the limit"):
         await ask(honest.p2p.peer_id, f"DHTProtocol.{method}", bytes(3 << 20))
+
+
+@pytest.mark.parametrize("kind", [dht_pb2.PingRequest, dht_pb2.FindRequest, dht_pb2.StoreRequest])
+async def test_an_odd_node_id_is_refused_and_no_news(
+    swarm: tuple[Peer, Peer], caplog: pytest.LogCaptureFixture, kind: Any
+) -> None:
+    honest, hostile = swarm
+    request = kind(peer=dht_pb2.NodeInfo(node_id=bytes(3000)))
+    method = f"DHTProtocol.rpc_{kind.__name__.removesuffix('Request').lower()}"
+    with pytest.raises(P2PHandlerError, match="wrong length"):
+        await hostile.p2p._client.control.call_unary_handler(honest.p2p.peer_id, method, request.SerializeToString())
+    assert await measure(hostile) is not None
+    gc.collect()
+    assert caplog.text == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -61,10 +62,12 @@ async def test_a_node_without_its_network_daemon_leaves_and_says_why(swarm: Loca
     node = swarm.nodes[1]
     children = psutil.Process(node.process.pid).children()
     daemon = next(child for child in children if child.name() == "p2pd")
-    async with SwarmClient.connect([swarm.address], ClientConfig(cache_dir=tmp_path)) as client:
-        async with await client.open_session(64):
-            os.kill(daemon.pid, signal.SIGKILL)
-            assert node.process.wait(30) == 6
+    async with (
+        SwarmClient.connect([swarm.address], ClientConfig(cache_dir=tmp_path)) as client,
+        await client.open_session(64),
+    ):
+        os.kill(daemon.pid, signal.SIGKILL)
+        assert await asyncio.to_thread(node.process.wait, 30) == 6
     assert node.last_line() == "swarm-node: the libp2p daemon ended with code -9; start the node again"
     gone, alive = psutil.wait_procs(children, timeout=20)
     assert not alive and len(gone) == len(children)

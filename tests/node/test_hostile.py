@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dht.peer import Peer
+from shim.types import ContextSpec
 from swarm.node.config import Limits
 from swarm.node.node import SwarmNode
 from swarm.node.sessions import Counts
@@ -142,13 +140,25 @@ async def test_names_that_others_would_not_show_are_made_printable(
         assert isinstance(said, pb.NodeDescription) and said.public_name == record.public_name
 
 
-async def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:
-    code = (
-        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (256, r.getrlimit(r.RLIMIT_NOFILE)[1]))\n"
-        "from swarm.node.files import open_files_limit as limit, raise_open_files_limit as more\n"
-        "before = limit(); more(); more(); print(before, limit())"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    allowed = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    assert ended.stdout.split() == ["256", str(allowed)]
+async def test_a_step_wants_no_more_rows_than_memory_was_planned_for(llama_untied_path: Path, folder: Path) -> None:
+    base = config(llama_untied_path, "0:6", folder)
+    roomy = replace(base, model=replace(base.model, contexts=(ContextSpec(1, 256),), chunk_tokens=128))
+    async with SwarmNode(roomy) as node, client_peer(node) as peer:
+        mine = Session(peer, (node,))
+        opening = mine.opening(0)
+        opening.context_tokens, opening.chunk_tokens = 256, 128
+        control = await say(peer, node, CONTROL_STREAM)
+        mine.control = [control]
+        await control.send(opening)
+        assert isinstance(await hear(control), pb.Opened)
+        data = await mine.attach()
+        every = pb.OutputRequest(all_rows=True, top=1)
+        for count in (66, 128):
+            await data.send_step(mine.step(0, [1] * count, output=every))
+            error = await hear(control)
+            assert isinstance(error, pb.Error) and error.code == pb.TOO_LARGE
+        answer = await mine.compute(0, [1] * 65, output=every)
+        assert len(answer.rows) == 65
+        answer = await mine.compute(65, [1] * 128)
+        assert [row.position for row in answer.rows] == [192]
+        await mine.close()
