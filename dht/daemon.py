@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,10 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind has no types
 
     _UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/{_SOCKET_PREFIX}"
 
+    def __init__(self) -> None:
+        super().__init__()
+        _starting.get().append(self)
+
     @staticmethod
     def _make_process_args(*args: object, **kwargs: object) -> list[str]:
         command: list[str] = P2P._make_process_args(*args, **kwargs)
@@ -78,8 +83,9 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind has no types
                 self._child.kill()
             await self._child.wait()
         self._child._transport.close()  # the end of its output may not have been seen yet, and the loop may end now
-        client = self._client.control
-        tasks = (self._reader_task, self._listen_task, client._read_task, client._write_task)
+        tasks = [self._reader_task, self._listen_task]
+        if self._client is not None:
+            tasks += [self._client.control._read_task, self._client.control._write_task]
         await asyncio.gather(*filter(None, tasks), return_exceptions=True)
         self._remove_sockets()
 
@@ -121,7 +127,13 @@ def check_free(address: ListenAddress) -> None:
             raise _listen_error(address, error) from error
 
 
+# The daemons that ``_create`` has begun: hivemind hands out none when the start fails, and doesn't end it either.
+_starting: ContextVar[list[Daemon]] = ContextVar("_starting")
+
+
 async def _create(key_file: Path, config: DaemonConfig) -> Daemon:
+    begun: list[Daemon] = []
+    _starting.set(begun)
     try:
         daemon: Daemon = await Daemon.create(
             host_maddrs=[address.text for address in config.listen] or None,
@@ -136,6 +148,9 @@ async def _create(key_file: Path, config: DaemonConfig) -> Daemon:
             startup_timeout=_START_SECONDS,
         )
     except P2PDaemonError as error:
+        for failed in begun:
+            if failed._child is not None:
+                await failed.stop()
         raise _start_error(str(error)) from error
     control.mind_lost_streams(daemon)
     control.mind_cancelled_calls(daemon)
