@@ -27,7 +27,6 @@ from shim.types import EngineConfig, EngineInfo, Floats, StepBatch, StepResult, 
 logger = logging.getLogger(__name__)
 
 STDERR_LINES = 50
-CLOSE_SECONDS = 5.0  # a child that has not left after that is killed
 _DRAIN_SECONDS = 1.0
 _RECEIVE_BYTES = 256 << 10
 _ROOT = str(Path(__file__).resolve().parent.parent)
@@ -121,9 +120,9 @@ class _Link(asyncio.BufferedProtocol):
 class EngineProcess:
     """A span loaded in a child process.
 
-    Calls are answered in the order they are made; several may wait at once, and the child reads ahead. Cancelling a
-    call drops its reply, the child still runs it. When the child is gone, every waiting and later call raises
-    EngineDied, and ``died`` resolves, unless ``close`` was called.
+    Calls are answered in the order they are made; several may wait at once, and those behind a running step wait in the
+    socket. Cancelling a call drops its reply, the child still runs it. When the child is gone, every waiting and later
+    call raises EngineDied, and ``died`` resolves, unless ``close`` was called.
     """
 
     info: EngineInfo
@@ -197,17 +196,7 @@ class EngineProcess:
     async def close(self) -> None:
         """Ends the child and waits until it is gone. May be called again."""
         self._closing = True
-        if self._link is not None:
-            self._link.close()
-        else:
-            self._kill()
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.shield(self._watch_task)
-        except TimeoutError:
-            pass
-        finally:
-            self._kill()
+        self._kill()  # at once, even in the middle of a step: there is nothing to save
         await self._watch_task
 
     async def __aenter__(self) -> EngineProcess:

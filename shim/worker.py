@@ -1,8 +1,9 @@
 """The engine's child process: ``python -m shim.worker FD PARENT_PID``.
 
-One thread computes; another reads ahead, so that the next batch is here when a step ends. It leaves when its parent
-does: at once through the kernel's parent-death signal, or at the end of the socket. It ignores SIGINT, SIGTERM
-and SIGHUP, which a terminal or a service manager sends to the whole group: the parent decides when to end.
+One thread does everything: what the parent sends during a step waits in the socket, and handing requests from a reading
+thread to a computing one would cost a wake-up each. It leaves when its parent does: at once through the kernel's
+parent-death signal, or at the end of the socket. It ignores SIGINT, SIGTERM and SIGHUP, which a terminal or a service
+manager sends to the whole group: the parent decides when to end.
 """
 
 from __future__ import annotations
@@ -10,21 +11,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import queue
 import resource
 import signal
 import socket
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from shim import abi, messages, wire
 from shim.engine import Engine
 from shim.errors import EngineError
 
-READ_AHEAD_REQUESTS = 8
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = 500  # the kernel should take this process before its parent
 _LOG_WARNING = 3
@@ -40,12 +37,10 @@ def main() -> None:
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     _bind_to_parent(parent)
     with socket.socket(fileno=descriptor) as connection:
-        inbox: queue.Queue[Request] = queue.Queue(READ_AHEAD_REQUESTS)
-        threading.Thread(target=_read_ahead, args=(connection, inbox), daemon=True).start()
         try:
-            _serve(connection, inbox)
-        except (BrokenPipeError, ConnectionResetError):
-            _leave()
+            _serve(connection)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
 
 
 def _bind_to_parent(parent: int) -> None:
@@ -56,14 +51,9 @@ def _bind_to_parent(parent: int) -> None:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
     if os.getppid() != parent:  # it died before the signal was set up
-        _leave()
+        sys.exit(0)
     # writing gigabytes of core would hold up the restart
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-def _leave() -> NoReturn:
-    """Ends without unwinding: the other thread may be deep inside a step."""
-    os._exit(0)
 
 
 def _log(level: int, text: str) -> None:
@@ -71,18 +61,14 @@ def _log(level: int, text: str) -> None:
         print(text.rstrip(), file=sys.stderr, flush=True)
 
 
-def _read_ahead(connection: socket.socket, inbox: queue.Queue[Request]) -> None:
+def _next_request(connection: socket.socket) -> Request:
+    """Raises EOFError when the parent has closed the socket."""
     head = bytearray(wire.HEAD_BYTES)
-    try:
-        while True:
-            _receive(connection, memoryview(head))
-            text, data = wire.new_body(head)
-            _receive(connection, memoryview(text))
-            _receive(connection, data.data)
-            fields, arrays = wire.decode(text, data)
-            inbox.put(Request(fields, arrays))
-    except (EOFError, ConnectionResetError):
-        _leave()
+    _receive(connection, memoryview(head))
+    text, data = wire.new_body(head)
+    _receive(connection, memoryview(text))
+    _receive(connection, data.data)
+    return Request(*wire.decode(text, data))
 
 
 def _receive(connection: socket.socket, view: memoryview) -> None:
@@ -93,17 +79,17 @@ def _receive(connection: socket.socket, view: memoryview) -> None:
         view = view[n:]
 
 
-def _serve(connection: socket.socket, inbox: queue.Queue[Request]) -> None:
+def _serve(connection: socket.socket) -> None:
     try:
         abi.set_log(_log)
-        engine = _open(connection, inbox.get())
+        engine = _open(connection, _next_request(connection))
     except EngineError as error:
         connection.sendall(messages.error_reply(error))
         return
     with engine:
         connection.sendall(messages.info_reply(engine.info))
         while True:
-            request = inbox.get()
+            request = _next_request(connection)
             try:
                 reply = _answer(engine, request)
             except EngineError as error:
