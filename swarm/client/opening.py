@@ -147,7 +147,7 @@ class SessionOpener:
             except NoRoute as error:
                 if self._refused and not any(isinstance(refusal, PeerFailed) for refusal in self._refused.values()):
                     raise next(reversed(self._refused.values())) from None  # the same tomorrow
-                await self._wait(self._last_refusal or error, deadline)
+                await self._wait(_explained(self._last_refusal, error), deadline)
                 continue
             session = await self._try(planned)
             if session is not None:
@@ -194,3 +194,13 @@ class SessionOpener:
         self._status(f"waiting up to {left:.0f} s more: {why}")
         self._refused = {peer: error for peer, error in self._refused.items() if not isinstance(error, PeerFailed)}
         await asyncio.sleep(min(POLL_SECONDS, left))
+
+
+def _explained(refusal: SwarmError | None, no_route: NoRoute) -> SwarmError:
+    """Why there is no chain. A peer that is gone leaves a hole: its error says what fills it."""
+    if refusal is None:
+        return no_route
+    if type(refusal) is not PeerFailed:
+        return refusal
+    cause, advice = str(refusal).partition("; ")[0], str(no_route).partition("; ")[2]
+    return PeerFailed(f"{cause}; {advice}", refusal.peer, refusal.layers)

@@ -12,7 +12,7 @@ from dht.record import NodeState, SlotClass, SpanRecord
 from swarm.artifact.manifest import Manifest, load_manifest
 from swarm.client.config import ClientConfig, Timeouts
 from swarm.client.opening import Avoided, Need, SessionOpener, plan
-from swarm.errors import ContextExceeded, NodeFull, NoRoute
+from swarm.errors import ContextExceeded, NodeFull, NoRoute, PeerFailed
 from swarm.ids import PeerId
 from swarm.protocol import pb
 from swarm.routing import JoinHint, RouteRequest
@@ -138,6 +138,20 @@ async def test_in_the_end_the_last_refusal_is_the_error(manifest: Manifest, requ
         await opening.opener.open(Need(10, 10))
     assert len(opening.network.hops[1].opened) > 1
     await opening.network.idle()
+    await opening.network.close()
+
+
+async def test_a_hole_left_by_a_dead_peer_is_named_with_what_fills_it(
+    manifest: Manifest, request_: RouteRequest
+) -> None:
+    opening = Opening(manifest, request_, seconds=0)
+    opening.network.unreachable.add(PeerId("peer1"))
+    with pytest.raises(
+        PeerFailed, match=r"peer1 \(layers 3:6\) can't be reached.*; .*start one: .*--layers 3:6"
+    ) as caught:
+        await opening.opener.open(Need(10, 10))
+    assert caught.value.peer == "peer1"
+    assert "another peer may serve" not in str(caught.value)
     await opening.network.close()
 
 
