@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,27 @@ def even_spans(manifest: Manifest, n_nodes: int) -> list[tuple[int, int]]:
 
 
 @contextlib.contextmanager
+def postponed_signals() -> Iterator[None]:
+    """A signal that comes inside is handled at the end: one between a fork and its return would leave a child that
+    nobody knows of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    caught = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in caught:
+        signal.signal(number, lambda arriving, _frame: arrived.append(arriving))
+    try:
+        yield
+    finally:
+        for number, handler in caught.items():
+            signal.signal(number, handler)
+        for arriving in arrived:
+            signal.raise_signal(arriving)
+
+
+@contextlib.contextmanager
 def local_swarm(
     model: Path, spans: Sequence[tuple[int, int]], folder: Path, options: Sequence[str] = ()
 ) -> Iterator[LocalSwarm]:
@@ -99,7 +121,8 @@ def local_swarm(
             print(f"starting node {number + 1} of {len(spans)}: layers {first}:{last}", file=sys.stderr, flush=True)
             fixed = ["--model", str(model), "--layers", f"{first}:{last}", "--listen", "127.0.0.1:0"]
             fixed += ["--identity", str(folder / f"node{number}.key"), *options]
-            nodes.append(NodeProcess([*fixed, *peers], folder / f"node{number}.log"))
+            with postponed_signals():
+                nodes.append(NodeProcess([*fixed, *peers], folder / f"node{number}.log"))
             if number == 0:
                 peers = ["--initial-peers", nodes[0].wait_for(ADDRESS)[1]]
         for node in nodes:
