@@ -51,6 +51,23 @@ def test_chain_equals_unsplit_smollm2(smollm2_path: Path, smollm2_unsplit: Float
     np.testing.assert_array_equal(found, smollm2_unsplit)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", range(1, 30))
+def test_chain_equals_unsplit_smollm2_at_every_cut(smollm2_path: Path, smollm2_unsplit: Floats, cut: int) -> None:
+    with ExitStack() as stack:
+        engines = open_chain(stack, smollm2_path, (cut,))
+        found = logits_of_decode(engines, engines[0].info.n_vocab, 40)
+    np.testing.assert_array_equal(found, smollm2_unsplit)
+
+
+@pytest.mark.slow
+def test_chain_of_single_layers_equals_unsplit_smollm2(smollm2_path: Path, smollm2_unsplit: Floats) -> None:
+    with ExitStack() as stack:
+        engines = open_chain(stack, smollm2_path, range(1, 30))
+        found = logits_of_decode(engines, engines[0].info.n_vocab, 40)
+    np.testing.assert_array_equal(found, smollm2_unsplit)
+
+
 def test_chain_equals_unsplit_untied(llama_untied_path: Path) -> None:
     with ExitStack() as stack:
         whole = open_chain(stack, llama_untied_path, ())
