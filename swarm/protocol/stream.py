@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TypeAlias
 
 from swarm.protocol import swarm_pb2 as pb
@@ -22,6 +23,7 @@ Received: TypeAlias = Body | ReceivedStep
 
 _WRITE_BYTES = 256 << 10  # handed to the transport at once
 _READ_BYTES = 256 << 10
+_LINGER_SECONDS = 0.5  # from the last word to the end
 _CLOSE_SECONDS = 1.0  # for the last bytes to leave; then the stream is cut
 
 
@@ -132,9 +134,9 @@ class FrameStream:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self.send(message)
-                self._closing = True
-                await self._linger()
-        except (StreamClosed, WireError, OSError) as cause:  # a TimeoutError is an OSError
+            self._closing = True
+            await self._linger()
+        except (StreamClosed, OSError) as cause:  # a TimeoutError is an OSError
             logger.debug("the error %r did not reach the other side: %s", message.message, cause)
         finally:
             await self.close()
@@ -244,11 +246,12 @@ class FrameStream:
             self._writer.transport.abort()
 
     async def _linger(self) -> None:
-        """Ends this direction and drops what still comes: closing with bytes unread may destroy those just sent."""
-        if self._writer.can_write_eof():
-            self._writer.write_eof()
-        while await self._read():
-            pass
+        """Gives the other side a moment to read and to close first, and drops what it still sends: closing with bytes
+        unread, or a reset on the heels of the last frame, may destroy that frame."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while await self._read():
+                    pass
 
 
 def _timing(body: Body, timing: pb.HopTiming | None, encode_ns: int) -> bytes:
