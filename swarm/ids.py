@@ -7,4 +7,3 @@ from typing import NewType
 PeerId = NewType("PeerId", str)  # base58 of the multihash, as libp2p prints it
 ArtifactId = NewType("ArtifactId", str)  # 64 hex digits
 SessionId = NewType("SessionId", bytes)  # 16 random bytes
-LayerIndex = NewType("LayerIndex", int)

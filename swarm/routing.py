@@ -112,38 +112,6 @@ class Skipped:
 INVALID, OTHER, AWAY, BANNED, FULL, SMALL = "invalid", "other", "away", "banned", "full", "small"
 
 
-def find_chain(
-    records: Sequence[SpanRecord],
-    legal_cuts: Sequence[int],
-    n_layers: int,
-    *,
-    artifact_id: str,
-    context_tokens: int,
-    banned: frozenset[str] = frozenset(),
-    banned_edges: frozenset[Edge] = frozenset(),
-    numerics_id: str | None = None,
-    client_rtt_seconds: Mapping[str, float] | None = None,
-    seed: int | None = None,
-    hint: JoinHint | None = None,
-) -> Chain:
-    """``route`` with its request spelled out."""
-    cuts = tuple(legal_cuts)
-    if not cuts or cuts[0] != 0 or cuts[-1] != n_layers:
-        raise ValueError("legal cuts run from 0 to the number of layers")
-    request = RouteRequest(
-        legal_cuts=cuts,
-        artifact_id=artifact_id,
-        context_tokens=context_tokens,
-        banned=banned,
-        banned_edges=banned_edges,
-        numerics_id=numerics_id,
-        client_rtt_seconds=client_rtt_seconds or {},
-        seed=seed,
-        hint=hint or JoinHint(),
-    )
-    return route(records, request)
-
-
 def route(records: Sequence[SpanRecord], request: RouteRequest) -> Chain:
     """The chain with the fewest hops of a foreign ``numerics_id``, then the least time for a decode step.
 

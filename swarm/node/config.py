@@ -7,8 +7,6 @@ from pathlib import Path
 
 from shim.types import ContextSpec, KvType
 
-GIB = 1 << 30
-
 
 @dataclass(frozen=True)
 class Timeouts:

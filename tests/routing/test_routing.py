@@ -20,7 +20,6 @@ from swarm.routing import (
     JoinHint,
     RouteRequest,
     explain,
-    find_chain,
     invalid_count,
     route,
 )
@@ -48,7 +47,7 @@ def routed(records: Sequence[SpanRecord], **changes: Any) -> Spans:
 
 def test_three_spans_make_a_chain() -> None:
     records = [record("c", 7, 10), record("a", 0, 3), record("b", 3, 7)]
-    chain = find_chain(records, CUTS, N_LAYERS, artifact_id=ARTIFACT, context_tokens=100)
+    chain = route(records, request(legal_cuts=CUTS, artifact_id=ARTIFACT, context_tokens=100))
     assert spans(chain) == [("a", 0, 3), ("b", 3, 7), ("c", 7, 10)]
     assert chain.numerics_ids == {NUMERICS}
     assert str(chain) == "a[0:3] -> b[3:7] -> c[7:10]"
