@@ -64,7 +64,8 @@ class KvSlice:
 
 @dataclass(frozen=True)
 class FileHeader:
-    """One file's header. ``raw`` runs from the magic to the end of the tensor table."""
+    """One file's header. ``raw`` runs from the magic to the first byte of tensor data, padding included; a file without
+    tensors is all header."""
 
     metadata: Metadata
     pairs: tuple[KvSlice, ...] = field(repr=False)
@@ -123,7 +124,9 @@ def read_file(path: Path) -> GgufFile:
     try:
         with path.open("rb") as stream:
             data = stream.read(wanted)
-            while (header := _try_parse(data, path.name, complete=wanted >= limit)) is None:
+            while (header := _try_parse(data, path.name, complete=wanted >= size)) is None:
+                if wanted >= limit:
+                    raise NotAModel(f"{path}: its header is larger than {MAX_HEADER_BYTES >> 20} MiB; {_AGAIN}")
                 more = min(limit, wanted * 4)
                 data += stream.read(more - wanted)
                 wanted = more
@@ -148,12 +151,10 @@ def parse_header(data: bytes, name: str) -> FileHeader:
 def _try_parse(data: bytes, name: str, *, complete: bool) -> FileHeader | None:
     """None when ``data`` ends inside the header and is not all there is."""
     try:
-        return _Parser(data, name).parse()
+        return _Parser(data, name).parse(complete=complete)
     except _EndOfData:
         if not complete:
             return None
-        if len(data) >= MAX_HEADER_BYTES:
-            raise NotAModel(f"{name}: its header is larger than {MAX_HEADER_BYTES >> 20} MiB; {_AGAIN}") from None
         raise NotAModel(f"{name}: truncated: it ends inside the header, at byte {len(data)}; {_AGAIN}") from None
     except _Damaged as error:
         raise NotAModel(f"{name}: {error}; {_AGAIN}") from None
@@ -167,7 +168,7 @@ class _Parser:
         self.name = name
         self.at = 0
 
-    def parse(self) -> FileHeader:
+    def parse(self, *, complete: bool) -> FileHeader:
         n_tensors, n_pairs = self._head()
         pairs: list[KvSlice] = []
         values: dict[str, Value] = {}
@@ -180,8 +181,12 @@ class _Parser:
             pairs.append(KvSlice(key, start, self.at))
         alignment = _alignment(values)
         table = [self._tensor() for _ in range(n_tensors)]
-        tensors = _placed(table, _padded(self.at, alignment), alignment)
-        return FileHeader(Metadata(self.name, values), tuple(pairs), tensors, self.data[: self.at])
+        start = _padded(self.at, alignment)
+        tensors = _placed(table, start, alignment)
+        end = start if tensors else len(self.data)
+        if end > len(self.data) or not (tensors or complete):
+            raise _EndOfData
+        return FileHeader(Metadata(self.name, values), tuple(pairs), tensors, self.data[:end])
 
     def _head(self) -> tuple[int, int]:
         if self.data[:4] != MAGIC[: len(self.data)] or not self.data:

@@ -21,7 +21,7 @@ from swarm.artifact.facts import ModelFacts, read_facts
 from swarm.artifact.gguf_file import GgufSet, TensorInfo, display_name, open_gguf
 from swarm.ids import ArtifactId
 
-FORMAT = 1
+FORMAT = 2
 MAX_NAME = 128
 
 _KV_TYPES = {0: "F32", 1: "F16", 8: "Q8_0"}
@@ -32,13 +32,13 @@ _EXIT = ("output.", "output_norm.")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file. The name is the local one, empty in a manifest from a peer."""
+    """One file. The name is the local one, empty in a manifest from a peer. The header runs from byte 0 to the first
+    byte of tensor data, padding included; a file without tensors is all header."""
 
     name: str
     size_bytes: int
     sha256: str
     header_bytes: int
-    header_sha256: str
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,11 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Manifest(ModelFacts):
-    """The model's facts, its files and its tensor table."""
+    """The model's facts, its files and its tensor table. Only the first file's header carries metadata, so only that
+    one has a digest of its own: the others' say nothing that the table does not."""
 
     name: str
+    header_sha256: str
     files: tuple[FileEntry, ...] = field(repr=False)
     tensors: tuple[TensorEntry, ...] = field(repr=False)
 
@@ -104,9 +106,15 @@ class Manifest(ModelFacts):
     def to_json(self) -> bytes:
         """The canonical form, served to others: its SHA-256 is the artifact id."""
         model = {part.name: getattr(self, part.name) for part in fields(ModelFacts)}
-        files = [[file.size_bytes, file.sha256, file.header_bytes, file.header_sha256] for file in self.files]
+        files = [[file.size_bytes, file.sha256, file.header_bytes] for file in self.files]
         tensors = [[tensor.name, tensor.file, tensor.offset, tensor.type, tensor.dims] for tensor in self.tensors]
-        document = {"format": FORMAT, "model": model, "files": files, "tensors": tensors}
+        document = {
+            "format": FORMAT,
+            "model": model,
+            "header_sha256": self.header_sha256,
+            "files": files,
+            "tensors": tensors,
+        }
         return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
     @classmethod
@@ -155,6 +163,7 @@ def load_manifest(path: Path | str, progress: Progress | None = None) -> Manifes
     return Manifest(
         **{part.name: getattr(facts, part.name) for part in fields(ModelFacts)},
         name=display_name(Path(path))[:MAX_NAME],
+        header_sha256=hashlib.sha256(opened.files[0].header.raw).hexdigest(),
         files=tuple(_file_entries(opened, digests)),
         tensors=tuple(_tensor_entries(opened)),
     )
@@ -162,8 +171,7 @@ def load_manifest(path: Path | str, progress: Progress | None = None) -> Manifes
 
 def _file_entries(opened: GgufSet, digests: Iterable[str]) -> Iterable[FileEntry]:
     for file, digest in zip(opened.files, digests, strict=True):
-        raw = file.header.raw
-        yield FileEntry(file.path.name, file.size_bytes, digest, len(raw), hashlib.sha256(raw).hexdigest())
+        yield FileEntry(file.path.name, file.size_bytes, digest, file.header.header_bytes)
 
 
 def _tensor_entries(opened: GgufSet) -> Iterable[TensorEntry]:

@@ -47,7 +47,7 @@ def test_smollm2(smollm2_path: Path) -> None:
     assert manifest.is_tied
     assert manifest.stop_tokens == (2,)
     assert manifest.files[0].sha256 == hashlib.sha256(smollm2_path.read_bytes()).hexdigest()
-    # everything behind the header and its padding is tensors
+    # everything behind the header is tensors
     data = smollm2_path.stat().st_size - manifest.files[0].header_bytes
     assert data - 32 < manifest.span_bytes(0, 30) <= data
     # 3 KV heads of 64, key and value, f16
@@ -237,7 +237,8 @@ def _drop(*path: str) -> Change:
 
 
 HOSTILE: dict[str, Change] = {
-    "other format": _set("format", to=2),
+    "the format before": _set("format", to=1),
+    "other format": _set("format", to=3),
     "unknown field": _set("extra", to=1),
     "no tensors": _set("tensors", to=[]),
     "no files": _set("files", to=[]),
@@ -255,9 +256,12 @@ HOSTILE: dict[str, Change] = {
     "stop token outside": _set("model", "stop_tokens", to=[files.N_VOCAB]),
     "odd architecture": _set("model", "arch", to="glm-dsa\n"),
     "digest too short": _set("files", 0, 1, to="ab"),
+    "header digest too short": _set("header_sha256", to="ab"),
+    "no header digest": _drop("header_sha256"),
     "digest with newline": _set("files", 0, 1, to="a" * 64 + "\n"),
     "negative size": _set("files", 0, 0, to=-1),
     "header beyond the file": _set("files", 0, 2, to=1 << 27),
+    "header before the tensors": _set("files", 0, 2, to=32),
     "tensor in no file": _set("tensors", 0, 1, to=1),
     "tensor before the data": _set("tensors", 0, 2, to=0),
     "tensor beyond the file": _set("tensors", -1, 2, to=1 << 50),
