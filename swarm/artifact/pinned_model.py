@@ -1,0 +1,85 @@
+"""Models whose manifest comes with this program: what their files must be is known before there are any files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from swarm.artifact.manifest import Manifest
+from swarm.artifact.memory import format_bytes
+from swarm.errors import NotAModel
+from swarm.ids import ArtifactId
+
+FOLDER = Path(__file__).parent / "pinned"
+
+
+@dataclass(frozen=True)
+class HubFolder:
+    """A folder of one revision of a hub repository."""
+
+    repository: str
+    revision: str
+    folder: str
+
+    def download_command(self, target: str) -> str:
+        return (
+            f"hf download {self.repository} --revision {self.revision} --include '{self.folder}/*' "
+            f"--local-dir {target}"
+        )
+
+
+@dataclass(frozen=True)
+class PinnedModel:
+    """``stem`` is the files' name without number and ending; ``variable`` names the folder in the environment."""
+
+    name: str
+    artifact_id: ArtifactId
+    hub: HubFolder
+    stem: str
+    n_files: int
+    variable: str
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        n = self.n_files
+        return tuple(f"{self.stem}-{number:05d}-of-{n:05d}.gguf" for number in range(1, n + 1))
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """As pinned. Raises ``ArtifactMismatch`` when the file in the package is not the pinned one."""
+        document = (FOLDER / f"{self.name}.json").read_bytes()
+        manifest = Manifest.from_json(document, self.artifact_id, name=self.name)
+        files = zip(manifest.files, self.file_names, strict=True)
+        return replace(manifest, files=tuple(replace(file, name=name) for file, name in files))
+
+    def locate(self, folder: Path | None) -> Path:
+        """The first file in ``folder``, or in the hub's folder within it. Raises ``NotAModel`` with the command that
+        fetches what is missing."""
+        if folder is None:
+            raise NotAModel(
+                f"{self.name}: no folder with its files was named; name one with --model-dir DIR or {self.variable}, "
+                f"or download them first ({self._described}): {self.hub.download_command('DIR')}"
+            )
+        if not folder.is_dir():
+            raise NotAModel(
+                f"{folder}: no such folder; name the one with the files of {self.name}, or download them into it "
+                f"({self._described}): {self.hub.download_command(str(folder))}"
+            )
+        places = (folder, folder / self.hub.folder)
+        found = max(places, key=lambda place: sum((place / name).exists() for name in self.file_names))
+        missing = [name for name in self.file_names if not (found / name).exists()]
+        if missing:
+            raise NotAModel(
+                f"{folder}: {len(missing)} of the {self.n_files} files of {self.name} are missing, the first is "
+                f"{missing[0]}; download them ({self._described}): {self.hub.download_command(str(folder))}"
+            )
+        return found / self.file_names[0]
+
+    @property
+    def _described(self) -> str:
+        hub = self.hub
+        return (
+            f"{self.n_files} files, {format_bytes(self.manifest.size_bytes)}, folder {hub.folder} of {hub.repository} "
+            f"at revision {hub.revision[:12]}"
+        )
