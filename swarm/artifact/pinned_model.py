@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 
+from swarm.artifact.gguf_file import shard_name
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import format_bytes
-from swarm.errors import NotAModel
+from swarm.errors import ArtifactMismatch, NotAModel
 from swarm.ids import ArtifactId
 
 FOLDER = Path(__file__).parent / "pinned"
@@ -24,8 +28,7 @@ class HubFolder:
 
     def download_command(self, target: str) -> str:
         return (
-            f"hf download {self.repository} --revision {self.revision} --include '{self.folder}/*' "
-            f"--local-dir {target}"
+            f"hf download {self.repository} --revision {self.revision} --include '{self.folder}/*' --local-dir {target}"
         )
 
 
@@ -42,16 +45,26 @@ class PinnedModel:
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        n = self.n_files
-        return tuple(f"{self.stem}-{number:05d}-of-{n:05d}.gguf" for number in range(1, n + 1))
+        return tuple(shard_name(self.stem, number, self.n_files) for number in range(1, self.n_files + 1))
 
     @cached_property
     def manifest(self) -> Manifest:
         """As pinned. Raises ``ArtifactMismatch`` when the file in the package is not the pinned one."""
         document = (FOLDER / f"{self.name}.json").read_bytes()
-        manifest = Manifest.from_json(document, self.artifact_id, name=self.name)
+        if sha256(document).hexdigest() != self.artifact_id:
+            raise ArtifactMismatch(f"the manifest of {self.name} in this installation is damaged; install it again")
+        manifest = Manifest.from_json(document, name=self.name)
         files = zip(manifest.files, self.file_names, strict=True)
         return replace(manifest, files=tuple(replace(file, name=name) for file, name in files))
+
+    def configured_folder(self, environment: Mapping[str, str] = os.environ) -> Path | None:
+        """What the environment names."""
+        folder = environment.get(self.variable)
+        return Path(folder).expanduser() if folder else None
+
+    def any_in(self, folder: Path) -> bool:
+        """Whether one of the files lies in ``folder``, or in the hub's folder within it."""
+        return any((place / name).exists() for place in self._places(folder) for name in self.file_names)
 
     def locate(self, folder: Path | None) -> Path:
         """The first file in ``folder``, or in the hub's folder within it. Raises ``NotAModel`` with the command that
@@ -66,8 +79,7 @@ class PinnedModel:
                 f"{folder}: no such folder; name the one with the files of {self.name}, or download them into it "
                 f"({self._described}): {self.hub.download_command(str(folder))}"
             )
-        places = (folder, folder / self.hub.folder)
-        found = max(places, key=lambda place: sum((place / name).exists() for name in self.file_names))
+        found = max(self._places(folder), key=lambda place: sum((place / name).exists() for name in self.file_names))
         missing = [name for name in self.file_names if not (found / name).exists()]
         if missing:
             raise NotAModel(
@@ -75,6 +87,9 @@ class PinnedModel:
                 f"{missing[0]}; download them ({self._described}): {self.hub.download_command(str(folder))}"
             )
         return found / self.file_names[0]
+
+    def _places(self, folder: Path) -> tuple[Path, Path]:
+        return folder, folder / self.hub.folder
 
     @property
     def _described(self) -> str:
