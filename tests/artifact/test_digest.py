@@ -9,6 +9,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+from bench.page_cache import drop, resident_bytes
 from swarm.artifact.digest import SUFFIX, file_digests
 from swarm.errors import NotAModel
 
@@ -129,3 +130,27 @@ def test_progress_may_stop_the_reading(model: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         file_digests([model], stop)
     assert not model.with_name(model.name + SUFFIX).exists()
+
+
+def test_holes_count_as_zeros_and_are_not_read(tmp_path: Path) -> None:
+    """Reading them would put them into the page cache, as many gigabytes as the hole has."""
+    path = tmp_path / "sparse.gguf"
+    size, places = (96 << 20) + 17, (0, (40 << 20) + 5)
+    with path.open("wb") as file:
+        for place in places:
+            file.seek(place)
+            file.write(b"data" * 5000)
+        file.truncate(size)
+    drop([path])
+    calls = Calls()
+    (digest,) = file_digests([path], calls)
+    assert calls.seen[-1] == (size, size)
+    assert resident_bytes([path]) < 32 << 20
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_file_that_is_one_hole(tmp_path: Path) -> None:
+    path = tmp_path / "empty.gguf"
+    path.touch()
+    os.truncate(path, (5 << 20) + 3)
+    assert file_digests([path]) == (hashlib.sha256(bytes((5 << 20) + 3)).hexdigest(),)
