@@ -60,15 +60,36 @@ def ud_mix(name: str) -> T:
     return T.Q6_K if kind in ("ffn_down", "ffn_down_shexp") else T.Q8_0
 
 
-def write_glm(path: Path, type_of: TypeOf = f32, *, seed: int = 0) -> Path:
-    """A glm-dsa model: 10 layers and an MTP block, hidden 256, 8 experts of 256 (2 used), top-k 64."""
+def write_glm(
+    path: Path,
+    type_of: TypeOf = f32,
+    *,
+    seed: int = 0,
+    schedule_key: bool = True,
+    dead_indexers: bool = False,
+    context: int = 1 << 20,
+) -> Path:
+    """A glm-dsa model: 10 layers and an MTP block, hidden 256, 8 experts of 256 (2 used), top-k 64.
+
+    ``schedule_key``: whether the file says which layers have an indexer of their own. ``dead_indexers``: whether the
+    other layers carry the tensors of one as well. The weights are the same with and without.
+    """
     writer = gguf.GGUFWriter(path, "glm-dsa")
-    _glm_metadata(writer)
+    _glm_metadata(writer, context, schedule_key=schedule_key)
     _vocabulary(writer, "glm4")
-    rng = np.random.default_rng(seed)
+    rng, dead_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     for name, shape in _glm_tensors(len(_tokens())):
-        _add(writer, name, shape, type_of(name), rng)
+        dead = is_dead(name)
+        if dead_indexers or not dead:
+            _add(writer, name, shape, type_of(name), dead_rng if dead else rng)
     return _finish(writer, path)
+
+
+def is_dead(name: str) -> bool:
+    """Whether a tensor of ``write_glm``'s file belongs to an indexer that never runs. The MTP block's counts as used:
+    files without it are not read."""
+    match = re.match(r"blk\.(\d+)\.indexer\.", name)
+    return match is not None and int(match[1]) < 10 and not GLM_FULL_LAYERS[int(match[1])]
 
 
 def write_llama(path: Path, *, tied: bool = False, rope_factors: bool = False, seed: int = 0) -> Path:
@@ -108,9 +129,9 @@ def untie(source: Path, path: Path) -> Path:
     return _finish(writer, path)
 
 
-def _glm_metadata(writer: gguf.GGUFWriter) -> None:
+def _glm_metadata(writer: gguf.GGUFWriter, context: int, *, schedule_key: bool) -> None:
     writer.add_name("random glm-dsa")
-    writer.add_context_length(1 << 20)
+    writer.add_context_length(context)
     writer.add_embedding_length(256)
     writer.add_block_count(11)
     writer.add_nextn_predict_layers(1)
@@ -137,7 +158,8 @@ def _glm_metadata(writer: gguf.GGUFWriter) -> None:
     writer.add_indexer_head_count(32)
     writer.add_indexer_key_length(128)
     writer.add_indexer_top_k(GLM_TOP_K)
-    writer.add_array("glm-dsa.attention.indexer.types", list(GLM_FULL_LAYERS))
+    if schedule_key:
+        writer.add_array("glm-dsa.attention.indexer.types", list(GLM_FULL_LAYERS))
 
 
 def _glm_tensors(n_vocab: int) -> Iterator[tuple[str, Shape]]:
@@ -160,12 +182,11 @@ def _glm_layer(layer: int) -> Iterator[tuple[str, Shape]]:
     yield "attn_v_b.weight", (4, 64, 256)
     yield "attn_output.weight", (256, 256)
     yield "ffn_norm.weight", (256,)
-    if layer == 10 or GLM_FULL_LAYERS[layer]:
-        yield "indexer.k_norm.weight", (128,)
-        yield "indexer.k_norm.bias", (128,)
-        yield "indexer.proj.weight", (32, 256)
-        yield "indexer.attn_k.weight", (128, 256)
-        yield "indexer.attn_q_b.weight", (4096, 256)
+    yield "indexer.k_norm.weight", (128,)
+    yield "indexer.k_norm.bias", (128,)
+    yield "indexer.proj.weight", (32, 256)
+    yield "indexer.attn_k.weight", (128, 256)
+    yield "indexer.attn_q_b.weight", (4096, 256)
     if layer < 3:
         yield "ffn_gate.weight", (512, 256)
         yield "ffn_up.weight", (512, 256)
