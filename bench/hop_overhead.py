@@ -69,14 +69,14 @@ class Samples:
 
 def run_unsplit(engine: Engine, work: Work, samples: Samples) -> None:
     n = len(work.prompt)
-    _unsplit_step(engine, work.prompt, 0, tiled=True)
+    unsplit_step(engine, work.prompt, 0, tiled=True)
     for number, token in enumerate(work.tokens):
         began = time.perf_counter()
-        _unsplit_step(engine, (token,), n + number, tiled=False)
+        unsplit_step(engine, (token,), n + number, tiled=False)
         samples.token_seconds.append(time.perf_counter() - began)
 
 
-def _unsplit_step(engine: Engine, tokens: Sequence[int], start: int, *, tiled: bool) -> None:
+def unsplit_step(engine: Engine, tokens: Sequence[int], start: int, *, tiled: bool) -> None:
     n = len(tokens)
     want = np.zeros(n, np.uint8)
     want[-1] = 1
