@@ -44,6 +44,7 @@ class ModelOptions:
     contexts: tuple[ContextSpec, ...] | None = None  # None: chosen by memory
     chunk_tokens: int | None = None  # None: by measured speed
     kv_type: KvType = KvType.F16
+    mtp: bool = False  # load the MTP block, on the span that ends with the last layer
 
 
 @dataclass(frozen=True)
