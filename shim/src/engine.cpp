@@ -17,7 +17,7 @@ using swarm::fail;
 namespace {
 
 constexpr int32_t k_max_slots_per_context = 256;     // LLAMA_MAX_SEQ
-constexpr int32_t k_max_slot_tokens       = 1 << 24; // keeps every size below 2^31
+constexpr int32_t k_max_slot_tokens       = 131072; // upstream's flash attention gives NaN beyond (issue 23574)
 constexpr int32_t k_cell_padding          = 256;     // llama.cpp rounds a stream up to this many cells
 
 void params_validate(const swarm_engine_params & params) {
@@ -35,8 +35,12 @@ void params_validate(const swarm_engine_params & params) {
         if (spec.n_slots < 1 || spec.n_slots > k_max_slots_per_context) {
             fail(SWARM_ERR_ARGUMENT, "a context has 1 to %d slots, not %d", k_max_slots_per_context, spec.n_slots);
         }
-        if (spec.n_tokens < 1 || spec.n_tokens > k_max_slot_tokens) {
+        if (spec.n_tokens < 1) {
             fail(SWARM_ERR_ARGUMENT, "a slot has 1 to %d tokens, not %d", k_max_slot_tokens, spec.n_tokens);
+        }
+        if (spec.n_tokens > k_max_slot_tokens) {
+            fail(SWARM_ERR_UNSUPPORTED, "a slot has at most %d tokens, not %d: llama.cpp's flash attention gives NaN "
+                 "beyond that", k_max_slot_tokens, spec.n_tokens);
         }
     }
     if (params.n_threads < 1 || params.n_threads > GGML_MAX_N_THREADS) {
@@ -44,6 +48,9 @@ void params_validate(const swarm_engine_params & params) {
     }
     if (params.chunk_tokens < 1 || params.chunk_tokens > k_max_slot_tokens) {
         fail(SWARM_ERR_ARGUMENT, "a chunk has 1 to %d tokens, not %d", k_max_slot_tokens, params.chunk_tokens);
+    }
+    if (params.wanted_rows < 1 || params.wanted_rows > params.chunk_tokens) {
+        fail(SWARM_ERR_ARGUMENT, "1 to %d wanted rows, not %d", params.chunk_tokens, params.wanted_rows);
     }
     if (params.kv_type != GGML_TYPE_F32 && params.kv_type != GGML_TYPE_F16 && params.kv_type != GGML_TYPE_Q8_0) {
         fail(SWARM_ERR_ARGUMENT, "the KV type is F32, F16 or Q8_0, not ggml type %d", params.kv_type);
@@ -87,12 +94,26 @@ swarm::model_ptr span_load(const swarm_engine_params & params) {
     }
 }
 
+// What the MTP graph takes for granted, it aborts without.
+void mtp_check(const llama_model * model, int32_t n_layers) {
+    const std::string block = "blk." + std::to_string(n_layers) + ".";
+    std::set<std::string> names;
+    for (const auto & [name, tensor] : llama_internal_get_tensor_map(model)) {
+        names.insert(name);
+    }
+    if (model->arch != LLM_ARCH_GLM_DSA || llama_model_n_layer_nextn(model) != 1 ||
+        !names.count(block + "nextn.eh_proj.weight") || !names.count(block + "ffn_gate_inp.weight")) {
+        fail(SWARM_ERR_UNSUPPORTED, "the model has no MTP block that can draft; load it without");
+    }
+}
+
 llama_context_params context_params(const swarm_engine_params & params, const swarm_context_spec & spec) {
     llama_context_params result = llama_context_default_params();
     result.n_seq_max       = spec.n_slots;
     result.n_ctx           = spec.n_slots * (uint32_t) GGML_PAD(spec.n_tokens, k_cell_padding);
     result.n_batch         = std::max(params.chunk_tokens, spec.n_slots);
     result.n_ubatch        = result.n_batch; // a chunk is one graph, never cut again
+    result.n_outputs_max   = std::max(params.wanted_rows, spec.n_slots); // the graph's room for logits
     result.n_threads       = params.n_threads;
     result.n_threads_batch = params.n_threads;
     result.type_k          = (ggml_type) params.kv_type;
@@ -100,6 +121,17 @@ llama_context_params context_params(const swarm_engine_params & params, const sw
     result.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     result.kv_unified      = false; // one KV stream per slot
     result.no_perf         = true;
+    return result;
+}
+
+// The MTP block's context: the same slots, and the logits of one draft at a time.
+swarm::context_ptr mtp_init(const swarm_engine & engine, const swarm_engine_params & params,
+                            const swarm_context_spec & spec) {
+    llama_context_params mtp_params = context_params(params, spec);
+    mtp_params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
+    mtp_params.n_outputs_max = spec.n_slots;
+    swarm::context_ptr result = swarm::context_init(engine.model.get(), mtp_params);
+    llama_set_embeddings_nextn(result.get(), true, /*masked=*/ true);
     return result;
 }
 
@@ -111,14 +143,20 @@ void contexts_init(swarm_engine & engine, const swarm_engine_params & params) {
         context.spec          = spec;
         context.first_slot    = (int32_t) engine.slots.size();
         context.n_outputs_max = spec.n_slots;
-        if (engine.threads) {
-            llama_attach_threadpool(context.ctx.get(), engine.threads.get(), nullptr);
+        if (engine.n_mtp > 0) {
+            context.mtp = mtp_init(engine, params, spec);
+        }
+        for (llama_context * ctx : { context.ctx.get(), context.mtp.get() }) {
+            if (ctx && engine.threads) {
+                llama_attach_threadpool(ctx, engine.threads.get(), nullptr);
+            }
         }
         for (int32_t s = 0; s < spec.n_slots; ++s) {
             swarm::slot slot;
             slot.context  = i;
             slot.seq_id   = s;
             slot.capacity = spec.n_tokens;
+            slot.held.resize(engine.span_last - engine.span_first);
             engine.slots.push_back(std::move(slot));
         }
         engine.contexts.push_back(std::move(context));
@@ -149,7 +187,7 @@ uint64_t weights_bytes(const llama_model * model) {
     return bytes;
 }
 
-void info_init(swarm_engine & engine, const swarm_engine_params & params) {
+void info_init(swarm_engine & engine) {
     const llama_model * model = engine.model.get();
     swarm_engine_info & info  = engine.info;
     llama_model_meta_val_str(model, "general.architecture", info.arch, sizeof(info.arch));
@@ -160,7 +198,7 @@ void info_init(swarm_engine & engine, const swarm_engine_params & params) {
     info.span_first  = engine.span_first;
     info.span_last   = engine.span_last;
     info.n_slots     = (int32_t) engine.slots.size();
-    info.n_mtp       = params.load_mtp && engine.span_last == engine.n_layers ? llama_model_n_layer_nextn(model) : 0;
+    info.n_mtp       = engine.n_mtp;
     info.weights_bytes = weights_bytes(model);
 }
 
@@ -170,9 +208,13 @@ uint64_t output_bytes(const swarm_engine & engine) {
     uint64_t floats = 0;
     for (const swarm::context & context : engine.contexts) {
         floats += (uint64_t) context.n_outputs_max * (exits ? engine.n_vocab : engine.n_embd);
+        if (context.mtp) { // the trunk's states of a whole step, and the block's own rows
+            floats += (uint64_t) llama_n_batch(context.ctx.get()) * engine.n_embd;
+            floats += (uint64_t) context.spec.n_slots * (engine.n_vocab + engine.n_embd);
+        }
     }
     for (const swarm::slot & slot : engine.slots) {
-        floats += slot.row.capacity();
+        floats += slot.row.capacity() + slot.draft.states.capacity();
     }
     return floats * sizeof(float);
 }
@@ -181,9 +223,14 @@ void breakdown_update(const swarm_engine & engine, swarm_engine_info & info) {
     info.kv_bytes      = 0;
     info.compute_bytes = 0;
     for (const swarm::context & context : engine.contexts) {
-        for (const auto & [type, bytes] : llama_get_memory_breakdown(context.ctx.get())) {
-            info.kv_bytes      += bytes.context;
-            info.compute_bytes += bytes.compute;
+        for (const llama_context * ctx : { context.ctx.get(), context.mtp.get() }) {
+            if (!ctx) {
+                continue;
+            }
+            for (const auto & [type, bytes] : llama_get_memory_breakdown(ctx)) {
+                info.kv_bytes      += bytes.context;
+                info.compute_bytes += bytes.compute;
+            }
         }
     }
     info.output_bytes = output_bytes(engine);
@@ -203,20 +250,31 @@ const swarm::slot & swarm_engine::slot_at(int32_t slot) const {
 }
 
 void swarm_engine::slot_truncate(swarm::slot & slot, int32_t position) {
+    draft_cut(slot, position);
     if (position >= slot.position) {
         return;
     }
     llama_memory_t memory = llama_get_memory(contexts[slot.context].ctx.get());
     if (!llama_memory_seq_rm(memory, slot.seq_id, position, -1)) {
-        llama_memory_seq_rm(memory, slot.seq_id, -1, -1); // dropping a whole sequence never fails
-        slot.position = 0;
-        slot.row_drop();
+        slot_clear(slot);
         fail(SWARM_ERR_COMPUTE, "the KV cache can't be cut at %d; the slot is empty now", position);
     }
     slot.position = position;
+    for (int32_t & held : slot.held) {
+        held = std::min(held, position);
+    }
     if (slot.row_position >= position) {
         slot.row_drop();
     }
+}
+
+void swarm_engine::slot_clear(swarm::slot & slot) {
+    draft_clear(slot);
+    // dropping a whole sequence never fails
+    llama_memory_seq_rm(llama_get_memory(contexts[slot.context].ctx.get()), slot.seq_id, -1, -1);
+    slot.position = 0;
+    std::fill(slot.held.begin(), slot.held.end(), 0);
+    slot.row_drop();
 }
 
 int32_t swarm_engine_init(const swarm_engine_params * params, swarm_engine ** out) {
@@ -241,9 +299,14 @@ int32_t swarm_engine_init(const swarm_engine_params * params, swarm_engine ** ou
             fail(SWARM_ERR_ARGUMENT, "layers %d to %d of a model with %d", engine->span_first, engine->span_last,
                  engine->n_layers);
         }
+        engine->wanted_rows = params->wanted_rows;
+        if (params->load_mtp && engine->span_last == engine->n_layers) {
+            mtp_check(engine->model.get(), engine->n_layers);
+            engine->n_mtp = 1;
+        }
         threads_init(*engine, params->n_threads);
         contexts_init(*engine, *params);
-        info_init(*engine, *params);
+        info_init(*engine);
         *out = engine.release();
     });
 }

@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TYPE",
         help=f"element type of the KV cache: {', '.join(options.KV_TYPES)} (default: %(default)s)",
     )
+    add("--mtp", action="store_true", help="draft tokens with the model's MTP block; for the layers up to the last one")
     add("--threads", type=int, metavar="N", help="threads of the engine (default: one per core)")
     add("--explain", action="store_true", help="say why these layers were chosen, and what lost")
     add = parser.add_argument_group("the swarm").add_argument
@@ -172,6 +173,7 @@ def _config(given: argparse.Namespace, settings: Settings) -> NodeConfig:
         contexts=None if given.slots is None else parse_slots(given.slots),
         chunk_tokens=options.count("--chunk-tokens", given.chunk_tokens, 1, 1 << 14),
         kv_type=options.kv_type(given.kv_type),
+        mtp=given.mtp,
     )
     if given.drain_seconds < 0:
         raise UsageError(f"--drain-seconds {given.drain_seconds:g}: below 0; choose 0 to leave at once")

@@ -56,7 +56,7 @@ def test_compute_buffers_of_glm52(glm: Manifest, is_exit: bool, tokens: int, row
         indexer_heads=32,
         kv_widths=((576, 128),) * 7,
     )
-    estimated = compute_bytes(glm52, ContextSpec(1, tokens), rows, is_exit=is_exit) / MIB
+    estimated = compute_bytes(glm52, ContextSpec(1, tokens), rows, rows * is_exit) / MIB
     assert reported_mib <= estimated <= 1.2 * reported_mib
 
 
