@@ -94,8 +94,6 @@ async def _cut(swarm: LinkedSwarm, client: SwarmClient) -> None:
         with pytest.raises(PeerFailed) as failed:
             await token_seconds(session, 3)
         assert failed.value.peer == middle.peer_id
-        with pytest.raises(SwarmError):
-            await client.open_session(64)
         assert middle.link.passed_bytes == passed
         assert swarm.bypassing() == []
         middle.link.heal()
@@ -109,7 +107,7 @@ async def _lost_pair(swarm: LinkedSwarm, client: SwarmClient) -> None:
         await token_seconds(session, 0)
         swarm.edge(first, middle).cut()
         step = asyncio.create_task(session.step(StepRequest(3, (1,), pb.DECODE, WantedRow())))
-        await asyncio.wait([step], timeout=SILENCE_SECONDS)
+        await asyncio.wait([step], timeout=1.0)
         assert not step.done()
         swarm.heal()
         await step
