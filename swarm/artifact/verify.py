@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swarm.artifact.catalog import PINNED
+from swarm.artifact.catalog import NAMES, PINNED
 from swarm.artifact.digest import compute_digest, known_digest
 from swarm.artifact.gguf_file import read_header, set_names
 from swarm.artifact.local_copy import LocalCopy, check_digest, is_copy
@@ -47,8 +47,8 @@ def find_target(what: str, model: str | None = None, manifest: Path | None = Non
     told which model that should be, and ``NotAModel`` for files that are missing."""
     if manifest is not None and model is not None:
         raise UsageError("--model and --manifest exclude each other; leave one of them out")
-    if manifest is None and what.lower() in PINNED:
-        pinned = PINNED[what.lower()]
+    if manifest is None and model is None and what.lower() in NAMES:
+        pinned = _pinned(what)
         return Target(pinned.manifest, pinned.locate(pinned.configured_folder()).parent)
     named = None if model is None else _pinned(model)
     given = None if manifest is None else read_manifest(manifest)
@@ -62,7 +62,7 @@ def verify(copy: LocalCopy, reading: Reading, *, again: bool = False) -> Iterato
     for index, (path, entry) in enumerate(zip(copy.paths, copy.manifest.files, strict=True)):
         digest = None if again else known_digest(path)
         known = digest is not None
-        reading.file(path.name)
+        reading.file(f"file {index + 1} of {len(copy.paths)}")
         check_digest(path, digest or compute_digest(path, reading.bytes), entry.sha256)
         yield FileResult(index, path, known)
 
@@ -84,7 +84,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def _pinned(name: str) -> PinnedModel:
     if name.lower() not in PINNED:
-        raise UsageError(f"--model {name}: no manifest is known by that name; choose one of: {', '.join(PINNED)}")
+        raise UsageError(f"{name}: no manifest is known by that name; choose one of: {', '.join(PINNED)}")
     return PINNED[name.lower()]
 
 
