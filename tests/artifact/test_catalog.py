@@ -10,8 +10,11 @@ import pytest
 
 from swarm.artifact import catalog, embedded, pinned_model
 from swarm.artifact.catalog import GLM52, LocalModel, find_model, open_model
+from swarm.artifact.cli import main
+from swarm.artifact.local_copy import check_copy
 from swarm.artifact.manifest import load_manifest
 from swarm.artifact.pinned_model import HubFolder, PinnedModel
+from swarm.artifact.verify import Target, find_target
 from swarm.errors import ArtifactMismatch, NotAModel, UsageError
 from tests.artifact import files
 
@@ -74,6 +77,21 @@ def test_a_path_to_pinned_files_is_recognised_under_any_name(small: PinnedModel,
     assert copy.manifest.name == "small"
     assert copy.manifest.files[1].name == "other-00002-of-00005.gguf"
     assert len(copy.unread) == 4  # nothing was hashed
+
+
+def test_verify_finds_out_which_model_files_are(small: PinnedModel, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    by_name = Target(small.manifest, folder)
+    assert find_target(str(folder)) == by_name
+    assert find_target(str(folder / "Small-00004-of-00005.gguf")) == by_name
+    assert find_target(str(folder), "small") == by_name
+    for number, path in enumerate(sorted(folder.glob("*.gguf")), 1):
+        path.rename(folder / f"other-{number:05d}-of-00005.gguf")
+    by_header = find_target(str(folder / "other-00004-of-00005.gguf"))
+    assert by_header.manifest.artifact_id == small.artifact_id
+    assert by_header.manifest.files[4].name == "other-00005-of-00005.gguf"
+    assert not check_copy(by_header.manifest, by_header.folder).remarks
+    assert main(["verify", str(folder / "other-00004-of-00005.gguf")]) == 0
 
 
 def test_files_of_another_model_under_the_right_names_are_refused(small: PinnedModel, tmp_path: Path) -> None:

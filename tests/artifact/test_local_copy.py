@@ -76,6 +76,11 @@ def replaced_by_a_folder(folder: Path) -> None:
     (folder / THIRD).mkdir()
 
 
+def a_link_to_itself(folder: Path) -> None:
+    (folder / THIRD).unlink()
+    (folder / THIRD).symlink_to(folder / THIRD)
+
+
 def replaced_by_a_page(folder: Path) -> None:
     (folder / THIRD).write_bytes(b"<html>" * 50)
 
@@ -104,6 +109,7 @@ def wrong_in_a_fact(folder: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], None], type[Exception], str]] = {
     "missing": (lambda folder: (folder / THIRD).unlink(), NotAModel, "no such model file"),
     "a folder": (replaced_by_a_folder, NotAModel, "a folder, not a model file"),
+    "unreadable": (a_link_to_itself, NotAModel, "can't be opened"),
     "empty": (lambda folder: cut(folder, 0), NotAModel, "empty, not a GGUF model"),
     "cut in its header": (lambda folder: cut(folder, 100), NotAModel, "truncated: it ends inside the header"),
     "cut in its data": (lambda folder: cut(folder, 4096), ArtifactMismatch, "truncated: it has 4096 bytes and not"),
