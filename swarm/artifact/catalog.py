@@ -10,9 +10,10 @@ from pathlib import Path
 
 from swarm.artifact import embedded
 from swarm.artifact.digest import Progress
-from swarm.artifact.gguf_file import GgufSet, open_gguf
+from swarm.artifact.gguf_file import GgufFile
+from swarm.artifact.gguf_set import open_gguf
 from swarm.artifact.local_copy import LocalCopy, check_copy, is_copy
-from swarm.artifact.manifest import Manifest, manifest_of
+from swarm.artifact.manifest import manifest_of
 from swarm.artifact.pinned_model import HubFolder, PinnedModel
 from swarm.errors import NotAModel, UsageError
 from swarm.ids import ArtifactId
@@ -76,23 +77,18 @@ def open_model(model: LocalModel, progress: Progress | None = None) -> LocalCopy
     if pinned is not None:
         return _unread_remarked(check_copy(pinned.manifest, model.path.parent))
     opened = open_gguf(model.path)
-    pinned = pinned_of(opened)
+    pinned = pinned_of(opened.files[0], len(opened.files))
     if pinned is not None:
-        return _unread_remarked(check_copy(named_as(pinned.manifest, opened), model.path.parent))
+        names = [file.path.name for file in opened.files]
+        return _unread_remarked(check_copy(pinned.manifest.with_file_names(names), model.path.parent))
     manifest = manifest_of(opened, progress)
     return LocalCopy(replace(manifest, name=model.name or manifest.name), tuple(file.path for file in opened.files))
 
 
-def pinned_of(opened: GgufSet) -> PinnedModel | None:
-    """The pinned model that these files are, whatever their names, by the first one's header."""
-    candidates = (pinned for pinned in PINNED.values() if pinned.n_files == len(opened.files))
-    return next((pinned for pinned in candidates if is_copy(opened.files[0], pinned.manifest)), None)
-
-
-def named_as(manifest: Manifest, opened: GgufSet) -> Manifest:
-    """The manifest with the files' names on this machine."""
-    pairs = zip(manifest.files, opened.files, strict=True)
-    return replace(manifest, files=tuple(replace(entry, name=file.path.name) for entry, file in pairs))
+def pinned_of(first: GgufFile, n_files: int) -> PinnedModel | None:
+    """The pinned model that a set of files is, whatever their names, by the first one's header."""
+    candidates = (pinned for pinned in PINNED.values() if pinned.n_files == n_files)
+    return next((pinned for pinned in candidates if is_copy(first, pinned.manifest)), None)
 
 
 def _unread_remarked(copy: LocalCopy) -> LocalCopy:

@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{PROG}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{PROG}: interrupted; files read so far are remembered, the same command goes on", file=sys.stderr)
+        what_next = "files read so far are remembered, the same command goes on with the next one"
+        print(f"{PROG}: interrupted; {what_next}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader has enough; what is left to write goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
+from shim.types import KvType
 from swarm.artifact.facts import ModelFacts
 from swarm.artifact.manifest import Manifest, TensorEntry, layer_of
 
 if TYPE_CHECKING:
     from swarm.artifact.pinned_model import PinnedModel
 
-KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+KV_TYPES = {kind.name.lower(): kind for kind in KvType}
 _EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.")
 
 

@@ -1,4 +1,4 @@
-"""The header of a GGUF: metadata and tensor table of one file or of a split set.
+"""The header of a GGUF file: metadata and tensor table.
 
 Everything is checked against the bytes that are there before it is allocated, as strictly as llama.cpp does, so that a
 damaged file is refused here with its name and not in the engine.
@@ -6,7 +6,6 @@ damaged file is refused here with its name and not in the engine.
 
 from __future__ import annotations
 
-import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,8 +30,7 @@ ALIGNMENT_KEY = "general.alignment"
 SPLIT_PREFIX = "split."
 
 _FIRST_READ_BYTES = 16 << 20
-_AGAIN = "download it again"
-_SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.ASCII)
+AGAIN = "download it again"
 
 _U32 = Struct("<I")
 _U64 = Struct("<Q")
@@ -86,34 +84,12 @@ class GgufFile:
     header: FileHeader
 
 
-@dataclass(frozen=True)
-class GgufSet:
-    """All files of an artifact, in order. The first one's metadata describes the model."""
-
-    files: tuple[GgufFile, ...]
-
-    @property
-    def metadata(self) -> Metadata:
-        return self.files[0].header.metadata
-
-
 class _EndOfData(Exception):
     """The header goes on beyond the bytes given."""
 
 
 class _Damaged(Exception):
     """The header makes no sense; the text says where."""
-
-
-def open_gguf(path: Path) -> GgufSet:
-    """Reads the headers of a file, or of the whole split set when ``path`` is any one of its files."""
-    opened = read_file(path)
-    count = _split_count(opened)
-    if count <= 1:
-        return GgufSet((opened,))
-    files = tuple(opened if shard == path else read_file(shard) for shard in _shard_paths(path, count))
-    _check_set(files, count)
-    return GgufSet(files)
 
 
 def read_file(path: Path) -> GgufFile:
@@ -123,7 +99,7 @@ def read_file(path: Path) -> GgufFile:
         if tensor.offset + tensor.bytes > file.size_bytes:
             raise NotAModel(
                 f"{path}: truncated: tensor {tensor.name} ends at byte {tensor.offset + tensor.bytes} and the file "
-                f"has {file.size_bytes}; {_AGAIN}"
+                f"has {file.size_bytes}; {AGAIN}"
             )
     return file
 
@@ -138,7 +114,7 @@ def read_header(path: Path) -> GgufFile:
             data = stream.read(wanted)
             while (header := _try_parse(data, path.name, complete=wanted >= size)) is None:
                 if wanted >= limit:
-                    raise NotAModel(f"{path}: its header is larger than {MAX_HEADER_BYTES >> 20} MiB; {_AGAIN}")
+                    raise NotAModel(f"{path}: its header is larger than {MAX_HEADER_BYTES >> 20} MiB; {AGAIN}")
                 more = min(limit, wanted * 4)
                 data += stream.read(more - wanted)
                 wanted = more
@@ -161,9 +137,9 @@ def _try_parse(data: bytes, name: str, *, complete: bool) -> FileHeader | None:
     except _EndOfData:
         if not complete:
             return None
-        raise NotAModel(f"{name}: truncated: it ends inside the header, at byte {len(data)}; {_AGAIN}") from None
+        raise NotAModel(f"{name}: truncated: it ends inside the header, at byte {len(data)}; {AGAIN}") from None
     except _Damaged as error:
-        raise NotAModel(f"{name}: {error}; {_AGAIN}") from None
+        raise NotAModel(f"{name}: {error}; {AGAIN}") from None
 
 
 class _Parser:
@@ -334,57 +310,5 @@ def _regular_size(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise NotAModel(f"{path}: not a regular file; name a .gguf file")
     if status.st_size == 0:
-        raise NotAModel(f"{path}: empty, not a GGUF model; {_AGAIN}")
+        raise NotAModel(f"{path}: empty, not a GGUF model; {AGAIN}")
     return status.st_size
-
-
-def _split_count(file: GgufFile) -> int:
-    return file.header.metadata.integer("split.count", 1, high=MAX_FILES)
-
-
-def _shard_paths(path: Path, count: int) -> list[Path]:
-    names = set_names(path.name)
-    if len(names) != count:
-        raise NotAModel(
-            f"{path}: one of {count} files, but its name does not end in -00001-of-{count:05d}.gguf or the like; "
-            "give the files their original names back"
-        )
-    shards = [path.with_name(name) for name in names]
-    missing = [shard for shard in shards if not shard.exists()]
-    if missing:
-        raise NotAModel(f"{missing[0]}: missing; the model has {count} files, download the others too")
-    return shards
-
-
-def _check_set(files: Sequence[GgufFile], count: int) -> None:
-    names: set[str] = set()
-    for index, file in enumerate(files):
-        metadata = file.header.metadata
-        if _split_count(file) != count or metadata.integer("split.no") != index:
-            raise NotAModel(f"{file.path}: not file {index + 1} of {count} of this model; {_AGAIN}")
-        names.update(tensor.name for tensor in file.header.tensors)
-    held = sum(len(file.header.tensors) for file in files)
-    claimed = files[0].header.metadata.integer("split.tensors.count", held)
-    if len(names) != held or held != claimed:
-        first = files[0].path
-        raise NotAModel(f"{first}: its {count} files hold {held} tensors, not {claimed} different ones; {_AGAIN}")
-
-
-def set_names(name: str) -> tuple[str, ...]:
-    """The names of all files of the set that a file so named is of, in order; its own alone when it is no shard's."""
-    match = _SHARD_NAME.fullmatch(name)
-    if match is None or not 0 < int(match["number"]) <= int(match["count"]) <= MAX_FILES:
-        return (name,)
-    prefix, count = match["prefix"], int(match["count"])
-    return tuple(shard_name(prefix, number, count) for number in range(1, count + 1))
-
-
-def shard_name(prefix: str, number: int, count: int) -> str:
-    """``number`` counts from 1."""
-    return f"{prefix}-{number:05d}-of-{count:05d}.gguf"
-
-
-def display_name(path: Path) -> str:
-    """The file's name without folder, ending and shard number."""
-    match = _SHARD_NAME.fullmatch(path.name)
-    return match["prefix"] if match else path.name.removesuffix(".gguf")

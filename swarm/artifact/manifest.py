@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
 from swarm.artifact import ggml_types
 from swarm.artifact.digest import Progress, file_digests
 from swarm.artifact.facts import ModelFacts, read_facts
-from swarm.artifact.gguf_file import GgufSet, TensorInfo, display_name, open_gguf
+from swarm.artifact.gguf_file import TensorInfo
+from swarm.artifact.gguf_set import GgufSet, display_name, open_gguf
 from swarm.ids import ArtifactId
 
 FORMAT = 2
@@ -102,6 +103,11 @@ class Manifest(ModelFacts):
 
     def kv_bytes(self, first: int, last: int, tokens: int, kv_type: int = 1, mtp: bool = False) -> int:
         return tokens * self.kv_bytes_per_token(first, last, kv_type, mtp)
+
+    def with_file_names(self, names: Sequence[str]) -> Manifest:
+        """The same artifact, its files under these names."""
+        files = zip(self.files, names, strict=True)
+        return replace(self, files=tuple(replace(file, name=name) for file, name in files))
 
     def to_json(self) -> bytes:
         """The canonical form, served to others: its SHA-256 is the artifact id."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
-from swarm.artifact.gguf_file import shard_name
+from swarm.artifact.gguf_set import shard_name
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import format_bytes
 from swarm.errors import ArtifactMismatch, NotAModel
@@ -50,12 +50,11 @@ class PinnedModel:
     @cached_property
     def manifest(self) -> Manifest:
         """As pinned. Raises ``ArtifactMismatch`` when the file in the package is not the pinned one."""
-        document = (FOLDER / f"{self.name}.json").read_bytes()
+        path = FOLDER / f"{self.name}.json"
+        document = path.read_bytes() if path.is_file() else b""
         if sha256(document).hexdigest() != self.artifact_id:
             raise ArtifactMismatch(f"the manifest of {self.name} in this installation is damaged; install it again")
-        manifest = Manifest.from_json(document, name=self.name)
-        files = zip(manifest.files, self.file_names, strict=True)
-        return replace(manifest, files=tuple(replace(file, name=name) for file, name in files))
+        return Manifest.from_json(document, name=self.name).with_file_names(self.file_names)
 
     def configured_folder(self, environment: Mapping[str, str] = os.environ) -> Path | None:
         """What the environment names."""

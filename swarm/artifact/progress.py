@@ -15,9 +15,9 @@ PLAIN_SECONDS = 5.0  # between two lines
 
 
 class Reading(Protocol):
-    """Hears which file is read, and of its bytes."""
+    """Hears which file is read, in a few words, and of its bytes."""
 
-    def file(self, name: str) -> None: ...
+    def file(self, label: str) -> None: ...
 
     def bytes(self, n_bytes: int) -> None: ...
 
@@ -54,11 +54,11 @@ class _Lines:
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
         self._done_bytes = 0
-        self._name = ""
+        self._label = ""
         self._start = self._shown = time.monotonic()
 
-    def file(self, name: str) -> None:
-        self._name = name
+    def file(self, label: str) -> None:
+        self._label = label
 
     def bytes(self, n_bytes: int) -> None:
         self._done_bytes += n_bytes
@@ -71,35 +71,37 @@ class _Lines:
         rate = self._done_bytes / seconds
         left = (self._total_bytes - self._done_bytes) / rate
         return (
-            f"reading {self._name}: {format_bytes(self._done_bytes)} of {format_bytes(self._total_bytes)}, "
+            f"reading {self._label}: {format_bytes(self._done_bytes)} of {format_bytes(self._total_bytes)}, "
             f"{format_bytes(int(rate))}/s, {duration(left)} left"
         )
 
 
 @contextmanager
 def _bar(total_bytes: int) -> Iterator[Reading]:
-    from rich import progress as rich_progress
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
 
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=20),  # all of it fits into 80 columns
         DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
     # lines on stdout are printed above the bar where both are on one terminal
     console, together = Console(stderr=True), sys.stdout.isatty()
-    with rich_progress.Progress(*columns, console=console, transient=True, redirect_stdout=together) as progress:
-        task = progress.add_task("reading", total=total_bytes)
+    with Bars(*columns, console=console, transient=True, redirect_stdout=together) as progress:
+        task = progress.add_task("reading", total=total_bytes, rate="")
 
         class Bar:
-            def file(self, name: str) -> None:
-                progress.update(task, description=name)
+            def file(self, label: str) -> None:
+                progress.update(task, description=label)
 
             def bytes(self, n_bytes: int) -> None:
-                progress.advance(task, n_bytes)
+                speed = progress.tasks[0].speed
+                rate = f"{format_bytes(int(speed))}/s" if speed else ""
+                progress.update(task, advance=n_bytes, rate=rate)
 
         yield Bar()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.artifact.catalog import PINNED
+from swarm.artifact.catalog import NAMES, PINNED, pinned_of
 from swarm.artifact.digest import compute_digest, known_digest
-from swarm.artifact.gguf_file import read_header, set_names
-from swarm.artifact.local_copy import LocalCopy, check_digest, is_copy
+from swarm.artifact.gguf_file import read_header
+from swarm.artifact.gguf_set import set_names
+from swarm.artifact.local_copy import LocalCopy, check_digest
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.pinned_model import PinnedModel
 from swarm.artifact.progress import Reading
@@ -47,8 +48,8 @@ def find_target(what: str, model: str | None = None, manifest: Path | None = Non
     told which model that should be, and ``NotAModel`` for files that are missing."""
     if manifest is not None and model is not None:
         raise UsageError("--model and --manifest exclude each other; leave one of them out")
-    if manifest is None and what.lower() in PINNED:
-        pinned = PINNED[what.lower()]
+    if manifest is None and model is None and what.lower() in NAMES:
+        pinned = _pinned(what)
         return Target(pinned.manifest, pinned.locate(pinned.configured_folder()).parent)
     named = None if model is None else _pinned(model)
     given = None if manifest is None else read_manifest(manifest)
@@ -62,7 +63,7 @@ def verify(copy: LocalCopy, reading: Reading, *, again: bool = False) -> Iterato
     for index, (path, entry) in enumerate(zip(copy.paths, copy.manifest.files, strict=True)):
         digest = None if again else known_digest(path)
         known = digest is not None
-        reading.file(path.name)
+        reading.file(f"file {index + 1} of {len(copy.paths)}")
         check_digest(path, digest or compute_digest(path, reading.bytes), entry.sha256)
         yield FileResult(index, path, known)
 
@@ -84,13 +85,13 @@ def read_manifest(path: Path) -> Manifest:
 
 def _pinned(name: str) -> PinnedModel:
     if name.lower() not in PINNED:
-        raise UsageError(f"--model {name}: no manifest is known by that name; choose one of: {', '.join(PINNED)}")
+        raise UsageError(f"{name}: no manifest is known by that name; choose one of: {', '.join(PINNED)}")
     return PINNED[name.lower()]
 
 
 def _in_folder(folder: Path, named: PinnedModel | None, given: Manifest | None) -> Target:
     if given is not None:
-        return Target(_renamed(given, _only_set(folder, len(given.files))), folder)
+        return Target(given.with_file_names(_only_set(folder, len(given.files))), folder)
     pinned = named or next((pinned for pinned in PINNED.values() if pinned.any_in(folder)), None)
     if pinned is None:
         raise UsageError(f"{folder}: none of its files has the name of a known model's; {_BY_HAND}")
@@ -108,25 +109,21 @@ def _only_set(folder: Path, n_files: int) -> tuple[str, ...]:
 
 
 def _of_file(path: Path, named: PinnedModel | None, given: Manifest | None) -> Target:
+    by_name = next((pinned for pinned in PINNED.values() if path.name in pinned.file_names), None)
+    if by_name is not None and given is None and named in (None, by_name):
+        return _in_folder(path.parent, by_name, None)
     names = set_names(path.name)
-    pinned = named or next((pinned for pinned in PINNED.values() if path.name in pinned.file_names), None)
-    manifest = given or (None if pinned is None else pinned.manifest) or _by_header(path.with_name(names[0]))
+    manifest = given or (named.manifest if named else _by_header(path.with_name(names[0]), len(names)))
     if len(names) != len(manifest.files):
         raise ArtifactMismatch(
             f"{path}: by its name one of {len(names)} files, where {manifest.name} has {len(manifest.files)}; "
             "download that model, or give the files their original names back"
         )
-    return Target(_renamed(manifest, names), path.parent)
+    return Target(manifest.with_file_names(names), path.parent)
 
 
-def _by_header(first: Path) -> Manifest:
-    header = read_header(first)
-    for pinned in PINNED.values():
-        if is_copy(header, pinned.manifest):
-            return pinned.manifest
-    raise UsageError(f"{first}: no model that is known by name; {_BY_HAND}")
-
-
-def _renamed(manifest: Manifest, names: tuple[str, ...]) -> Manifest:
-    pairs = zip(manifest.files, names, strict=True)
-    return replace(manifest, files=tuple(replace(file, name=name) for file, name in pairs))
+def _by_header(first: Path, n_files: int) -> Manifest:
+    pinned = pinned_of(read_header(first), n_files)
+    if pinned is None:
+        raise UsageError(f"{first}: no model that is known by name; {_BY_HAND}")
+    return pinned.manifest

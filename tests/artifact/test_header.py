@@ -6,6 +6,7 @@ import gguf
 import pytest
 
 from shim.vocab import Vocab
+from swarm.artifact import gguf_file
 from swarm.artifact.header import check_header, header_bytes, vocabulary_gguf
 from swarm.artifact.manifest import load_manifest
 from swarm.errors import ArtifactMismatch, NotAModel
@@ -77,12 +78,15 @@ def test_a_header_ends_where_the_tensors_begin_and_a_file_without_tensors_is_all
         assert file.header_bytes % 32 == 0
 
 
-def test_a_large_file_without_tensors_is_read_whole_as_its_header(tmp_path: Path) -> None:
+def test_a_large_file_without_tensors_is_read_whole_as_its_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_file, "MAX_HEADER_BYTES", 24 << 20)
     path = tmp_path / "metadata.gguf"
     small = vocabulary_gguf(header_bytes(files.write_llama(tmp_path / "model.gguf")))
     path.write_bytes(small + bytes((20 << 20) - len(small)))
     assert len(header_bytes(path)) == 20 << 20
     with path.open("r+b") as stream:
-        stream.truncate((256 << 20) + 1)
-    with pytest.raises(NotAModel, match=r"metadata\.gguf: its header is larger than 256 MiB; download it again"):
+        stream.truncate((24 << 20) + 1)
+    with pytest.raises(NotAModel, match=r"metadata\.gguf: its header is larger than 24 MiB; download it again"):
         header_bytes(path)

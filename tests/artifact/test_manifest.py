@@ -87,6 +87,27 @@ def test_glm_leaves_out_what_no_graph_reads(glm: Manifest) -> None:
     assert glm.span_bytes(0, 6, mtp=True) == sum(glm.layer_bytes) + 2 * EMBEDDING_BYTES + NORM_BYTES
 
 
+def test_indexers_that_no_layer_runs_may_be_absent(glm: Manifest, folder: Path) -> None:
+    full = glm.indexer_types
+    lean = load_manifest(files.write_glm(folder / "lean.gguf", 6, full=full, dead_indexers=False))
+    named = {tensor.name for tensor in lean.tensors}
+    assert len(glm.tensors) - len(named) == 4  # three shared layers and the MTP block
+    assert lean.layer_bytes == glm.layer_bytes
+    assert lean.cuts == glm.cuts
+    assert lean.kv_widths == glm.kv_widths
+    for span in ((0, 1), (1, 3), (3, 6)):
+        needed = [[tensor.name for tensor in one.span_tensors(*span, mtp=True)] for one in (lean, glm)]
+        assert needed[0] == needed[1]
+        assert set(needed[0]) <= named
+
+
+def test_the_schedule_is_the_same_from_the_key_and_without_it(glm52_shape: Manifest, folder: Path) -> None:
+    full = glm52_shape.indexer_types
+    keyed = load_manifest(files.write_glm(folder / "keyed.gguf", 78, full=full, n_ctx=1 << 20, dead_indexers=False))
+    assert keyed.indexer_types == full
+    assert keyed.layer_bytes == glm52_shape.layer_bytes
+
+
 def test_glm_caches_keys_only(glm: Manifest) -> None:
     # 96 values of MLA key per token and layer, 32 of indexer key where the layer has its own
     assert glm.kv_bytes_per_token(0, 6) == 2 * (6 * 96 + 3 * 32)

@@ -18,7 +18,7 @@ from shim.types import ContextSpec, EngineConfig
 from shim.vocab import Vocab
 from swarm.artifact.catalog import GLM52
 from swarm.artifact.facts import ModelFacts, read_facts
-from swarm.artifact.gguf_file import open_gguf
+from swarm.artifact.gguf_set import open_gguf
 from swarm.errors import UsageError
 
 
