@@ -27,13 +27,14 @@ from bench.record import Record, this_commit, this_machine
 from bench.router import Router, embedded_tokens
 from bench.span_bytes import LayerBytes, layer_bytes, mean_step
 from bench.span_engine import Measured, Plan, Point, SpanBench, measure_points
-from bench.span_hops import HOPS, HopPlan, HopSamples, measure_hops
+from bench.span_hops import HopPlan, HopSamples, measure_hops
 from swarm.artifact import Manifest, load_manifest
 from swarm.errors import SwarmError
 
 BATCHES = (1, 2, 4, 8, 16)
 CHUNKS = (16, 128, 512)
 CONTEXTS = (0, 2048, 8192, 32768)
+HOPS = (2, 3)
 HOP_CONTEXTS = (16, 2048)
 TARGET_RATIO = 0.95
 
@@ -82,7 +83,7 @@ def measure(path: Path, options: argparse.Namespace) -> Results:
         experts = distinct_experts(bench, path, options.batches)
         points = measure_points(bench)
         build = bench.info.numerics_id
-    hop_plan = HopPlan(options.hop_contexts, options.hop_chunk, options.tokens, options.threads)
+    hop_plan = HopPlan(options.hops, options.hop_contexts, options.hop_chunk, options.tokens, options.threads)
     hops = asyncio.run(measure_hops(path, manifest, hop_plan))
     return Results(manifest, build, bandwidth, experts, points, hops)
 
@@ -98,7 +99,7 @@ def distinct_experts(bench: SpanBench, path: Path, batches: Sequence[int]) -> di
 
 
 def record(results: Results, options: argparse.Namespace, command: str) -> Record:
-    ratio = min(results.hops.decode_ratio(max(HOPS), context) for context in options.hop_contexts)
+    ratio = min(results.hops.decode_ratio(max(options.hops), context) for context in options.hop_contexts)
     return Record(
         id="glm-span",
         claim=_claim(results),
@@ -118,7 +119,7 @@ def record(results: Results, options: argparse.Namespace, command: str) -> Recor
         },
         samples=_samples(results),
         summary=_summary(results),
-        target=f"decode through {max(HOPS)} local hops >= {TARGET_RATIO} of one process, prefilled contexts",
+        target=f"decode through {max(options.hops)} local hops >= {TARGET_RATIO} of one process, prefilled contexts",
         verdict="reached" if ratio >= TARGET_RATIO else "missed",
     )
 
@@ -213,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batches", type=_counts(1), default=BATCHES, metavar="N,...", help="sequences per decode step")
     add("--chunks", type=_counts(1), default=CHUNKS, metavar="N,...", help="tokens per prefill step")
     add("--contexts", type=_counts(0), default=CONTEXTS, metavar="N,...", help="tokens before the step")
+    add("--hops", type=_counts(2), default=HOPS, metavar="N,...", help="nodes that chains have")
     add("--hop-contexts", type=_counts(1), default=HOP_CONTEXTS, metavar="N,...", help="prompts of the chains")
     add("--hop-chunk", type=int, default=256, help="their prefill chunk (default: %(default)s)")
     add("--tokens", type=int, default=48, help="tokens that chains decode per context (default: %(default)s)")

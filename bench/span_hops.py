@@ -26,7 +26,6 @@ from swarm.local_swarm import even_spans, local_swarm
 from swarm.protocol import pb
 
 ONE_PROCESS = 0
-HOPS = (2, 3)
 MIN_SLOT_TOKENS = 256  # a node offers no shorter ones
 
 Step = Callable[[Sequence[int], int, bool], Awaitable[None]]  # tokens, start, whether a prefill chunk
@@ -36,6 +35,7 @@ Step = Callable[[Sequence[int], int, bool], Awaitable[None]]  # tokens, start, w
 class HopPlan:
     """Prompts are really prefilled, in chunks of ``chunk``; then ``tokens`` are decoded."""
 
+    hops: tuple[int, ...]
     contexts: tuple[int, ...]
     chunk: int
     tokens: int
@@ -69,7 +69,7 @@ async def measure_hops(path: Path, manifest: Manifest, plan: HopPlan) -> HopSamp
     samples = HopSamples()
     async with AsyncExitStack() as stack:
         contenders = {ONE_PROCESS: _in_process(stack.enter_context(Engine.open(config)))}
-        for hops in HOPS:
+        for hops in plan.hops:
             address = await asyncio.to_thread(_start, stack, path, manifest, hops, plan)
             contenders[hops] = _over(await _open(stack, address, hops, plan))
         for step in contenders.values():
