@@ -67,7 +67,7 @@ def _padding(header_bytes: int, used: int) -> bytes:
     return pair(PADDING_KEY, "." * (header_bytes - used - fixed))
 
 
-def with_noise(tensors: Sequence[TensorEntry], ranges: Sequence[tuple[int, int]]) -> list[TensorEntry]:
+def of_layers(tensors: Sequence[TensorEntry], ranges: Sequence[tuple[int, int]]) -> list[TensorEntry]:
     """The tensors of layers [first, last) of any range, dead ones too, with what the entry and the exit own."""
     prefixes = [f"blk.{layer}." for first, last in ranges for layer in range(first, last)]
     if any(first == 0 for first, _ in ranges):
@@ -85,7 +85,7 @@ def write_twin(
     return write_set(
         folder,
         plan(layout, shape),
-        with_noise(layout.tensors, noise),
+        of_layers(layout.tensors, noise),
         lambda tensor: source.tensor(tensor.name, tensor.type, tensor.dims),
         Bar(),
     )

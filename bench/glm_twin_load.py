@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from bench.glm_layout import pinned_layout, write_twin
+from bench.glm_layout import of_layers, pinned_layout, write_twin
 from bench.glm_metadata import GlmShape
-from bench.page_cache import drop, read_ranges, resident_bytes
+from bench.page_cache import PAGE, drop, read_ranges, resident_bytes, resident_in, resident_pages
 from bench.progress import Bar
 from bench.record import Record, this_commit, this_machine
 from bench.sparse_set import digest_set
@@ -53,6 +53,7 @@ class Loaded:
     cache_bytes: int
     file_bytes: int  # of the model's files, mapped and touched
     anonymous_bytes: int
+    dead_bytes: int  # in the page cache, of tensors in the span's layers that no graph reads
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Twin:
                 ready = time.perf_counter() - began
                 cache = self._settled()
                 root = psutil.Process(node.process.pid)
-                return Loaded(seconds, ready, cache, *_memory([root, *root.children(recursive=True)]))
+                return Loaded(seconds, ready, cache, *_memory([root, *root.children(recursive=True)]), self._dead(span))
             finally:
                 node.stop()
                 node.join()
@@ -161,7 +162,17 @@ class Twin:
             ready = time.perf_counter() - began
             cache = self._settled()
             files_after, anonymous_after = _memory(own)
-        return Loaded(seconds, ready, cache, files_after - files, anonymous_after - anonymous)
+            dead = self._dead(span)
+        return Loaded(seconds, ready, cache, files_after - files, anonymous_after - anonymous, dead)
+
+    def _dead(self, span: Span) -> int:
+        live = {tensor.name for tensor in self.manifest.span_tensors(span.first, span.last)}
+        tensors = of_layers(self.manifest.tensors, [(span.first, span.last)])
+        dead = [tensor for tensor in tensors if tensor.name not in live]
+        pages = {number: resident_pages(self.files[number]) for number in {tensor.file for tensor in dead}}
+        return PAGE * sum(
+            resident_in(pages[tensor.file], tensor.offset, tensor.offset + tensor.bytes) for tensor in dead
+        )
 
     def _settled(self) -> int:
         """Page cache of the files once read-ahead has ended."""
@@ -217,6 +228,7 @@ def record(costs: Sequence[Cost], manifest: Manifest, command: str) -> Record:
             samples[f"{name}_page_cache_bytes"] = [load.cache_bytes]
             samples[f"{name}_rss_file_bytes"] = [load.file_bytes]
             samples[f"{name}_rss_anonymous_bytes"] = [load.anonymous_bytes]
+            samples[f"{name}_page_cache_of_dead_tensors_bytes"] = [load.dead_bytes]
             summary[f"{name}_beyond_own_bytes_seconds"] = cost.beyond_seconds(load)
             summary[f"{name}_page_cache_growth_share"] = cost.growth(load)
     loads = [(cost, load) for cost in costs for load in (cost.node, cost.engine)]

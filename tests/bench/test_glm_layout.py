@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench import glm_layout
-from bench.glm_layout import Layout, pinned_layout, plan, with_noise, write_twin
+from bench.glm_layout import Layout, of_layers, pinned_layout, plan, write_twin
 from bench.glm_metadata import GlmShape
 from bench.glm_tensors import class_a_type, trunk_tensors
 from bench.glm_twin_load import check_finite, decode
@@ -16,7 +17,7 @@ from bench.page_cache import dropped, resident_bytes
 from shim.engine import Engine
 from shim.types import ContextSpec, EngineConfig
 from shim.vocab import Vocab
-from swarm.artifact.catalog import GLM52
+from swarm.artifact.catalog import GLM52, pinned_of
 from swarm.artifact.facts import ModelFacts, read_facts
 from swarm.artifact.gguf_set import open_gguf
 from swarm.errors import UsageError
@@ -52,7 +53,9 @@ def test_it_never_claims_to_be_the_artifact(twin: Path) -> None:
     first = open_gguf(twin).files[0]
     assert "LAYOUT-TWIN" in twin.name
     assert "not the model" in first.header.metadata.text("general.name")
-    assert hashlib.sha256(twin.read_bytes()).hexdigest() != GLM52.manifest.header_sha256
+    header = hashlib.sha256(twin.read_bytes()).hexdigest()
+    assert replace(GLM52.manifest, header_sha256=header).artifact_id != GLM52.artifact_id
+    assert pinned_of(first, 6) is None
 
 
 def test_vocabulary(twin: Path) -> None:
@@ -87,10 +90,10 @@ def test_a_span_takes_its_own_bytes_of_memory_only(twin: Path) -> None:
 
 def test_noise_goes_where_it_was_asked_for() -> None:
     tensors = GLM52.manifest.tensors
-    names = {t.name.split(".")[1] for t in with_noise(tensors, [(10, 12), (20, 21)])}
+    names = {t.name.split(".")[1] for t in of_layers(tensors, [(10, 12), (20, 21)])}
     assert names == {"10", "11", "20"}
-    assert {t.name for t in with_noise(tensors, [(0, 1)]) if "blk" not in t.name} == {"token_embd.weight"}
-    assert len([t for t in with_noise(tensors, [(77, 79)]) if "blk" not in t.name]) == 3
+    assert {t.name for t in of_layers(tensors, [(0, 1)]) if "blk" not in t.name} == {"token_embd.weight"}
+    assert len([t for t in of_layers(tensors, [(77, 79)]) if "blk" not in t.name]) == 3
 
 
 def test_a_layout_that_does_not_come_out_is_refused() -> None:
@@ -104,3 +107,13 @@ def test_bad_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
     assert glm_layout.main([str(tmp_path / "twin"), "--noise", text]) == 2
     assert "write for example" in capsys.readouterr().err
     assert not (tmp_path / "twin").exists()
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "twin"
+    assert glm_layout.main([str(folder), "--no-digests"]) == 0
+    first = Path(capsys.readouterr().out.strip())
+    assert len(list(folder.iterdir())) == 6
+    assert open_gguf(first).files[5].size_bytes == 19_171_063_136
+    assert glm_layout.main([str(folder), "--no-digests"]) == 2
+    assert "already there; delete" in capsys.readouterr().err
