@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shlex
 import statistics
 import sys
 import tempfile
@@ -98,12 +97,12 @@ def distinct_experts(bench: SpanBench, path: Path, batches: Sequence[int]) -> di
     return {rows: tuple(float(len(np.unique(layer[:rows]))) for layer in chosen) for rows in batches}
 
 
-def record(results: Results, options: argparse.Namespace, command: str) -> Record:
+def record(results: Results, options: argparse.Namespace) -> Record:
     ratio = min(results.hops.decode_ratio(max(options.hops), context) for context in options.hop_contexts)
     return Record(
         id="glm-span",
         claim=_claim(results),
-        command=command,
+        command=_command(options),
         commit=this_commit(),
         artifact_id=results.manifest.artifact_id,
         engine_build=results.engine_build,
@@ -124,12 +123,23 @@ def record(results: Results, options: argparse.Namespace, command: str) -> Recor
     )
 
 
+def _command(options: argparse.Namespace) -> str:
+    """With everything that decides the figures, but not where the slice lies."""
+    lists = [f"--{name} {_joined(getattr(options, name))}" for name in ("batches", "chunks", "contexts", "hops")]
+    chains = f"--hop-contexts {_joined(options.hop_contexts)} --hop-chunk {options.hop_chunk} --tokens {options.tokens}"
+    return " ".join(["python -m bench.glm_span", *lists, chains, f"--threads {options.threads} --record"])
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
 def _claim(results: Results) -> str:
     first = results.of_kind(prefill=False)[0]
     return (
-        f"A layer of this size decodes {_rows(first.rows)} in {results.ms_per_layer(first):.1f} ms at "
-        f"{first.context} tokens of context, {100 * results.bandwidth_share(first):.0f} % of the time that reading "
-        f"{results.bytes_per_layer(first) / 1e6:.0f} MB at the memory's measured speed would be able to fill."
+        f"One layer decodes {_rows(first.rows)} at {first.context} tokens of context in "
+        f"{results.ms_per_layer(first):.1f} ms and reads {results.bytes_per_layer(first) / 1e6:.0f} MB for it, at "
+        f"{100 * results.bandwidth_share(first):.0f} % of the speed that this machine's memory was measured to have."
     )
 
 
@@ -188,8 +198,7 @@ def report(results: Results) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser().parse_args(arguments)
     began = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="glm-swarm-slice-", dir=options.folder) as folder:
@@ -201,12 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(report(results))
     print(f"{(time.perf_counter() - began) / 60:.1f} minutes", file=sys.stderr)
     if options.record:
-        written = record(results, options, shlex.join(["python", "-m", "bench.glm_span", *given])).write()
-        print(f"recorded in {written}", file=sys.stderr)
+        print(f"recorded in {record(results, options).write()}", file=sys.stderr)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.glm_span", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--slice", type=Path, metavar="PATH", help="a bench slice that is there already")

@@ -44,6 +44,9 @@ def test_every_figure_is_there(
     assert 0 < record.summary["hops_2_decode_ratio_at_20"] < 2
     assert len(record.samples["hops_2_decode_at_20_seconds"]) == 3
     assert record.samples["experts_1_rows"] == [4.0] * 4
+    assert str(tmp_path) not in record.model_dump_json()
+    assert shlex.split(record.command)[:3] == ["python", "-m", "bench.glm_span"]
+    assert glm_span.parser().parse_args(shlex.split(record.command)[3:]).contexts == (0, 96)
     assert "chains on this machine" in capsys.readouterr().out
 
 
