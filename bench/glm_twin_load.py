@@ -41,7 +41,7 @@ SLOT_TOKENS = 4096
 CHUNK_TOKENS = 16
 DECODED = 3
 _LOADED = r"loaded layers \d+:\d+"
-_POLL_SECONDS = 0.2
+_SETTLED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Twin:
         before = -1
         while (now := resident_bytes(self.files)) != before:
             before = now
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_SETTLED_SECONDS)
         return now
 
 
@@ -233,11 +233,11 @@ def record(costs: Sequence[Cost], manifest: Manifest, command: str) -> Record:
             summary[f"{name}_page_cache_growth_share"] = cost.growth(load)
     loads = [(cost, load) for cost in costs for load in (cost.node, cost.engine)]
     slowest = max(cost.beyond_seconds(load) for cost, load in loads)
-    growth = max(abs(cost.growth(load)) for cost, load in loads)
+    growth = max(cost.growth(load) for cost, load in loads)
     return Record(
         id="glm-twin-load",
         claim=f"Loading four layers of the {format_bytes(manifest.size_bytes)} layout twin takes at most "
-        f"{slowest:.1f} s beyond reading its own bytes, and the page cache grows by them within {100 * growth:.2f} %.",
+        f"{slowest:.1f} s beyond reading its own bytes, and at most {100 * growth:.2f} % more page cache than these.",
         command=command,
         commit=this_commit(),
         artifact_id=manifest.artifact_id,
@@ -246,7 +246,7 @@ def record(costs: Sequence[Cost], manifest: Manifest, command: str) -> Record:
         settings={"slot_tokens": SLOT_TOKENS, "chunk_tokens": CHUNK_TOKENS, "threads": 2, "decoded_rows": DECODED},
         samples=samples,
         summary=summary,
-        target=f"beyond own bytes < {TARGET_SECONDS:g} s, page cache within {100 * TARGET_GROWTH:g} % of own bytes",
+        target=f"beyond own bytes < {TARGET_SECONDS:g} s, page cache <= {100 * TARGET_GROWTH:g} % more",
         verdict="reached" if slowest < TARGET_SECONDS and growth <= TARGET_GROWTH else "missed",
     )
 

@@ -60,4 +60,5 @@ def test_the_real_layout_within_the_targets(tmp_path: Path) -> None:
     cost = Twin(paths[0]).cost(Span(38, 42, noise=False))
     for load in (cost.node, cost.engine):
         assert cost.beyond_seconds(load) < TARGET_SECONDS
-        assert abs(cost.growth(load)) < TARGET_GROWTH
+        assert cost.growth(load) < TARGET_GROWTH
+        assert load.dead_bytes == 0
