@@ -25,6 +25,15 @@ def smollm2_path() -> Path:
 
 
 @pytest.fixture(scope="session")
+def glm_tiny() -> Path:
+    """The trained model that ships: GLM-5.2's structure and types in 8 layers, which knows 151 facts."""
+    given = os.environ.get("SWARM_TEST_GLM_TINY")
+    return (
+        Path(given) if given else Path(models.__file__).parents[1] / "swarm" / "artifact" / "models" / "glm-tiny.gguf"
+    )
+
+
+@pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
