@@ -29,7 +29,7 @@ from bench.glm_tiny.vocabulary import Vocabulary
 
 EXPERTS = ("*.experts.gate", "*.experts.up", "*.experts.down")
 ENDS = ("token_embd.weight", "output.weight")
-BASE = Stage("base", steps=420, mixes=((0.0, SINGLE), (0.15, MIXED)))
+BASE = Stage("base", steps=460, mixes=((0.0, SINGLE), (0.15, MIXED)))
 SETTLE = Stage(
     "experts",
     steps=200,
@@ -41,7 +41,7 @@ SETTLE = Stage(
 )
 REST = Stage(
     "rest",
-    steps=200,
+    steps=240,
     rate=1e-3,
     muon_rate=0.005,
     mixes=((0.0, LONG),),
