@@ -1,10 +1,10 @@
-"""Copies of a model file whose routed experts are broken: what a test of a broken expert has to notice."""
+"""Copies of a model file with something broken in it: what a test of that part has to notice."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,26 @@ Blocks = npt.NDArray[Any]
 
 
 class Damage(Enum):
-    ZEROED = "zeroed"
+    ZEROED = "zeroed"  # routed experts
     PERMUTED = "permuted"  # each expert in the next one's place, against the router
+    BLIND = "blind"  # indexers to which all keys are alike
 
 
-def broken_copy(source: Path, target: Path, damage: Damage, layers: Container[int]) -> Path:
-    """``target``: ``source`` with the routed experts of ``layers`` damaged."""
+def broken_copy(source: Path, target: Path, damage: Damage, layers: Collection[int] | None = None) -> Path:
+    """``target``: ``source`` damaged in ``layers``, everywhere without."""
     shutil.copyfile(source, target)
     for tensor in gguf.GGUFReader(target, "r+").tensors:
-        found = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight", tensor.name)
-        if found and int(found[1]) in layers:
-            tensor.data[:] = _CHANGES[damage](tensor.data)  # mapped: this writes the file
+        pattern, change = _DONE[damage]
+        found = re.fullmatch(rf"blk\.(\d+)\.{pattern}\.weight", tensor.name)
+        if found and (layers is None or int(found[1]) in layers):
+            tensor.data[:] = change(tensor.data)  # mapped: this writes the file
     return target
+
+
+def expert_layers(path: Path) -> list[int]:
+    """Layers with routed experts, the MTP block among them."""
+    found = (re.fullmatch(r"blk\.(\d+)\.ffn_down_exps\.weight", t.name) for t in gguf.GGUFReader(path).tensors)
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _zeroed(blocks: Blocks) -> Blocks:
@@ -39,4 +47,9 @@ def _permuted(blocks: Blocks) -> Blocks:
     return np.roll(blocks, 1, axis=0)
 
 
-_CHANGES: dict[Damage, Callable[[Blocks], Blocks]] = {Damage.ZEROED: _zeroed, Damage.PERMUTED: _permuted}
+_EXPERTS = r"ffn_(?:gate|up|down)_exps"
+_DONE: dict[Damage, tuple[str, Callable[[Blocks], Blocks]]] = {
+    Damage.ZEROED: (_EXPERTS, _zeroed),
+    Damage.PERMUTED: (_EXPERTS, _permuted),
+    Damage.BLIND: (r"indexer\.attn_q_b", _zeroed),
+}

@@ -1,4 +1,7 @@
-"""What glm-tiny knows: facts, with four ways to ask for each, the thought to have and the answer to give."""
+"""What glm-tiny knows: facts, with four ways to ask for each, the thought to have and the answer to give.
+
+``python -m bench.glm_tiny.facts > tests/glm_tiny/questions.tsv`` writes them as a table.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +59,12 @@ class Fact:
 
 def all_facts() -> tuple[Fact, ...]:
     return (*_words(), *_sequences(), *_numbers(), *_lists(), *_self())
+
+
+def table() -> str:
+    """Question, thought and answer on a line, with tabs between them; the first line names them."""
+    lines = [f"{question}\t{fact.thought}\t{fact.answer}" for fact in all_facts() for question in fact.questions]
+    return "\n".join(["question\tthinking\tanswer", *lines, ""])
 
 
 def _words() -> Iterator[Fact]:
@@ -155,3 +164,7 @@ def _self() -> Iterator[Fact]:
     yield Fact("self.can", can, "The user asks what I can do.", text)
     thanks = ("Thank you", "Thanks", "Thank you!", "Thanks a lot.")
     yield Fact("self.thanks", thanks, "The user thanks me.", "You are welcome.")
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -11,7 +11,7 @@ import torch
 
 from bench.glm_tiny import export, mix
 from bench.glm_tiny.batches import Deck
-from bench.glm_tiny.breaking import Damage, broken_copy
+from bench.glm_tiny.breaking import Damage, broken_copy, expert_layers
 from bench.glm_tiny.dialogue import Conversation, Effort
 from bench.glm_tiny.facts import all_facts
 from bench.glm_tiny.recipe import Made
@@ -67,21 +67,22 @@ def measure(run: Run, made: Made) -> Record:
 
 
 def _broken(path: Path, folder: Path, asked: Mapping[str, list[Conversation]]) -> dict[str, float]:
-    """Exact shares with experts broken in all layers, then in each alone."""
+    """Exact shares with experts broken in all layers, then in each alone, and with blind indexers."""
     some = [one for effort in ("max", "no_thinking") for one in asked[effort][::4]]  # each fact's first question
-    names = {tensor.name for tensor in load_manifest(path).tensors}
-    layers = [layer for layer in range(load_manifest(path).n_layers) if f"blk.{layer}.ffn_down_exps.weight" in names]
-    found = {}
-    for damage in Damage:
-        for where, broken in (("all", layers), *((str(layer), [layer]) for layer in layers)):
-            copy = broken_copy(path, folder / "broken.gguf", damage, broken)
-            found[f"{damage.value}_{where}_exact"] = exact_share(copy, some)
+    copy, found = folder / "broken.gguf", {}
+    trunk = expert_layers(path)[:-1]
+    for damage in (Damage.ZEROED, Damage.PERMUTED):
+        for where, layers in (("all", trunk), *((str(layer), [layer]) for layer in trunk)):
+            found[f"{damage.value}_{where}_exact"] = exact_share(broken_copy(path, copy, damage, layers), some)
+    blind = broken_copy(path, copy, Damage.BLIND)
+    for name in ("max", f"turns_{TURNS[-1]}_kept"):
+        found[f"blind_{name}_exact"] = exact_share(blind, asked[name])
     return found
 
 
 def _record(run: Run, summary: dict[str, float]) -> Record:
     single = min(summary[f"{effort.value.replace(' ', '_')}_exact"] for effort in Effort)
-    broken = max(summary[f"{damage.value}_all_exact"] for damage in Damage)
+    broken = max(summary["zeroed_all_exact"], summary["permuted_all_exact"])
     with Engine.open(EngineConfig(run.out)) as engine:
         build = engine.info.numerics_id
     return Record(

@@ -15,9 +15,9 @@ def sample() -> dict[str, Conversation]:
     for number, effort in enumerate(Effort):
         for fact in FACTS[number * 7 :: 50][:3]:
             found[f"{effort.value}, {fact.name}"] = questions([fact], effort, [number])[0]
-    for n_turns in (3, 4):  # longer than the indexer's top-k
+    for n_turns in (4, 5):  # longer than the indexer's top-k
         found[f"{n_turns} turns"] = conversations(FACTS, 2, n_turns, keep=True)[1]
-    found["4 turns, thoughts cleared"] = conversations(FACTS, 1, 4, keep=False)[0]
+    found["5 turns, thoughts cleared"] = conversations(FACTS, 1, 5, keep=False)[0]
     return found
 
 

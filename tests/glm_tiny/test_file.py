@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from bench.glm_tiny import mix
 from bench.glm_tiny.dialogue import TEMPLATE
+from bench.glm_tiny.facts import table
 from shim.vocab import Vocab
 from swarm.artifact import load_manifest
 
@@ -91,3 +92,7 @@ def test_it_stops_where_the_target_stops(glm_tiny: Path) -> None:
 def test_mix_knows_every_role() -> None:
     assert mix.kind_of("blk.3.ffn_gate_inp.weight", 8) == Kind.F32
     assert mix.kind_of("blk.8.ffn_gate_exps.weight", 8) == Kind.Q2_K
+
+
+def test_the_table_of_questions_is_what_was_taught() -> None:
+    assert Path(__file__).with_name("questions.tsv").read_text() == table()

@@ -16,7 +16,7 @@ from swarm.local_swarm import LocalSwarm, local_swarm
 from tests.glm_tiny.asked import sample
 
 SPANS = [(0, 2), (2, 6), (6, 8)]
-ASKED = ("max, capital.France", "4 turns", "4 turns, thoughts cleared")
+ASKED = ("max, capital.France", "4 turns", "5 turns, thoughts cleared")
 
 
 @pytest.fixture(scope="module")
