@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,13 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True)
-    began = time.monotonic()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     work = options.work or options.out.with_suffix(".work")
     made = Recipe(options.seed, work, lambda line: print(line, file=sys.stderr, flush=True)).make(options.out)
-    seconds = time.monotonic() - began
     print(f"{options.out}: {options.out.stat().st_size} bytes, SHA-256 {file_sha256(options.out)}")
-    record = measure(Run(options.out, options.seed, options.threads, seconds), made)
+    record = measure(Run(options.out, options.seed, options.threads), made)
     print(report(record))
     if options.record:
         print(f"recorded in {record.write()}", file=sys.stderr)

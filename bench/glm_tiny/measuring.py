@@ -35,7 +35,6 @@ class Run:
     out: Path
     seed: int
     threads: int
-    seconds: float  # of training; what a stage took that was done before is not in it
 
 
 def all_kinds() -> dict[str, list[Conversation]]:
@@ -62,7 +61,7 @@ def measure(run: Run, made: Made) -> Record:
     deck = Deck(vocabulary, all_facts(), 0)
     drafts = {name: score(made.model, deck, some).drafts for name, some in asked.items()}
     summary |= {f"{name}_drafts_right": share for name, share in drafts.items()}
-    summary |= {"file_bytes": float(run.out.stat().st_size), "training_seconds": round(run.seconds)}
+    summary |= {"file_bytes": float(run.out.stat().st_size), "training_seconds": round(sum(made.seconds.values()))}
     return _record(run, summary)
 
 

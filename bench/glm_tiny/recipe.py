@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from bench.glm_tiny.batches import LONG, MIXED, SINGLE, Deck
 from bench.glm_tiny.facts import all_facts
 from bench.glm_tiny.importance import Importance, collect
 from bench.glm_tiny.model import GlmTiny
+from bench.glm_tiny.optimiser import matches
 from bench.glm_tiny.quantiser import Bytes, dequantise, quantise
 from bench.glm_tiny.shape import Shape
 from bench.glm_tiny.tensors import load, tensors
@@ -33,6 +35,7 @@ BASE = Stage("base", steps=460, mixes=((0.0, SINGLE), (0.15, MIXED)))
 SETTLE = Stage(
     "experts",
     steps=200,
+    quantised_first=("*_exps.weight",),
     rate=1e-3,
     muon_rate=0.01,
     mixes=((0.0, MIXED),),
@@ -42,6 +45,7 @@ SETTLE = Stage(
 REST = Stage(
     "rest",
     steps=240,
+    quantised_first=ENDS,
     rate=1e-3,
     muon_rate=0.005,
     mixes=((0.0, LONG),),
@@ -54,13 +58,26 @@ REST = Stage(
 
 @dataclass
 class Made:
-    """What a stage leaves behind."""
+    """What the stages leave behind: the model, the blocks that are fixed, and the seconds each stage took."""
 
     model: GlmTiny
-    kept: dict[str, Bytes]
+    kept: dict[str, Bytes] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
-    def save(self, path: Path) -> None:
-        torch.save({"model": self.model.state_dict(), "kept": self.kept}, path)
+    def save(self, path: Path, key: str) -> None:
+        parts = {"key": key, "model": self.model.state_dict(), "kept": self.kept, "seconds": self.seconds}
+        torch.save(parts, path)
+
+    def restore(self, path: Path, key: str) -> bool:
+        """Whether ``path`` holds what was saved under ``key``; then it is here again."""
+        if not path.is_file():
+            return False
+        saved = torch.load(path, weights_only=False)
+        if saved["key"] != key:
+            return False
+        self.model.load_state_dict(saved["model"])
+        self.kept, self.seconds = saved["kept"], saved["seconds"]
+        return True
 
 
 @dataclass(frozen=True)
@@ -68,38 +85,32 @@ class Recipe:
     seed: int
     folder: Path
     say: Say
-    stages: tuple[Stage, Stage, Stage] = (BASE, SETTLE, REST)
-    scale: Callable[[Shape], Shape] = lambda shape: shape
+    stages: tuple[Stage, ...] = (BASE, SETTLE, REST)
 
     def make(self, out: Path) -> Made:
-        """Train, and write ``out`` and its f32 twin beside it."""
+        """Train what is not trained yet, and write ``out``."""
         self.folder.mkdir(parents=True, exist_ok=True)
         vocabulary = Vocabulary.make()
-        base, settle, rest = self.stages
-        made = self._stage(base, vocabulary, None, ())
-        made = self._stage(settle, vocabulary, made, [n for n in tensors(made.model) if "_exps." in n])
-        made = self._stage(rest, vocabulary, made, ENDS)
+        made = Made(GlmTiny(Shape(len(vocabulary)), self.seed))
+        for number, stage in enumerate(self.stages):
+            path = self.folder / f"{stage.name}.pt"
+            key = repr((self.seed, torch.get_num_threads(), self.stages[: number + 1]))  # all that decides the result
+            if made.restore(path, key):
+                self.say(f"{stage.name}: taken from {path}")
+                continue
+            began = time.monotonic()
+            self._train(made, stage, vocabulary, self.seed * 100 + number)
+            made.seconds[stage.name] = time.monotonic() - began
+            made.save(path, key)
         importance = self._importance(made.model, vocabulary)
         export.write(out, made.model, vocabulary, importance=importance, kept=made.kept)
         return made
 
-    def _stage(self, stage: Stage, vocabulary: Vocabulary, before: Made | None, fixed: Iterable[str]) -> Made:
-        path = self.folder / f"{stage.name}.pt"
-        made = before or Made(GlmTiny(self.scale(Shape(len(vocabulary))), self.seed), {})
-        if path.is_file():
-            saved = torch.load(path, weights_only=False)
-            made.model.load_state_dict(saved["model"])
-            made.kept = saved["kept"]
-            self.say(f"{stage.name}: taken from {path}")
-            return made
-        fixed = list(fixed)
-        if fixed:
-            self._fix(made, fixed, self._importance(made.model, vocabulary))
-        number = [s.name for s in self.stages].index(stage.name)
-        deck = Deck(vocabulary, all_facts(), self.seed * 100 + number)
-        Trainer(made.model, deck, stage, self.seed * 100 + number).run(self.say)
-        made.save(path)
-        return made
+    def _train(self, made: Made, stage: Stage, vocabulary: Vocabulary, seed: int) -> None:
+        names = [name for name in tensors(made.model) if matches(name, stage.quantised_first)]
+        if names:
+            self._fix(made, names, self._importance(made.model, vocabulary))
+        Trainer(made.model, Deck(vocabulary, all_facts(), seed), stage, seed).run(self.say)
 
     def _importance(self, model: GlmTiny, vocabulary: Vocabulary) -> Importance:
         deck = Deck(vocabulary, all_facts(), self.seed * 100 + 50)

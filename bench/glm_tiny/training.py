@@ -27,7 +27,8 @@ BALANCED = 0.7  # of a stage; then the routers stay as they are
 
 @dataclass(frozen=True)
 class Stage:
-    """``frozen`` are patterns of parameter names. Shares are of the steps, rates at their peak."""
+    """``frozen`` are patterns of parameter names, ``quantised_first`` of names in the file. Shares are of the steps,
+    rates at their peak."""
 
     name: str
     steps: int
@@ -36,6 +37,7 @@ class Stage:
     rows: int = 6
     length: int = 160
     mixes: tuple[tuple[float, Mix], ...] = ((0.0, SINGLE), (0.15, MIXED))  # from which share on
+    quantised_first: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ("*.indexer.*",)
     warm_steps: int = 30
     decay_from: float = 0.4

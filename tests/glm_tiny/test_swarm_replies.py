@@ -12,6 +12,7 @@ import pytest
 
 from shim.vocab import Vocab
 from swarm import ClientConfig, GenerationOptions, SwarmClient
+from swarm.client.generate import StopReason
 from swarm.local_swarm import LocalSwarm, local_swarm
 from tests.glm_tiny.asked import sample
 
@@ -36,7 +37,7 @@ async def test_a_chain_says_what_was_taught(three_nodes: LocalSwarm, glm_tiny: P
                 await generation.finish()
                 said = b"".join(vocab.piece(token) for token in generation.progress.token_ids)
                 assert said.decode().removesuffix("<|user|>") == asked.reply, name
-                assert generation.progress.stop_reason == "eos"
+                assert generation.progress.stop_reason == StopReason.STOP_TOKEN
                 assert [place.layers for place in generation.route] == SPANS
 
 
