@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -86,12 +86,14 @@ class Recipe:
     folder: Path
     say: Say
     stages: tuple[Stage, ...] = (BASE, SETTLE, REST)
+    shape_of: Callable[[int], Shape] = Shape  # given the size of the vocabulary
+    watched_batches: int = 12  # for the importance of inputs
 
     def make(self, out: Path) -> Made:
         """Train what is not trained yet, and write ``out``."""
         self.folder.mkdir(parents=True, exist_ok=True)
         vocabulary = Vocabulary.make()
-        made = Made(GlmTiny(Shape(len(vocabulary)), self.seed))
+        made = Made(GlmTiny(self.shape_of(len(vocabulary)), self.seed))
         for number, stage in enumerate(self.stages):
             path = self.folder / f"{stage.name}.pt"
             key = repr((self.seed, torch.get_num_threads(), self.stages[: number + 1]))  # all that decides the result
@@ -114,7 +116,7 @@ class Recipe:
 
     def _importance(self, model: GlmTiny, vocabulary: Vocabulary) -> Importance:
         deck = Deck(vocabulary, all_facts(), self.seed * 100 + 50)
-        return collect(model, [deck.batch(MIXED, 6, 160) for _ in range(12)])
+        return collect(model, [deck.batch(MIXED, 6, 160) for _ in range(self.watched_batches)])
 
     def _fix(self, made: Made, names: Iterable[str], importance: Importance) -> None:
         """Quantise ``names``, keep the blocks, and put what they mean into the model."""

@@ -54,8 +54,8 @@ def test_without_its_experts_it_knows_nothing(glm_tiny: Path, tmp_path: Path, da
 
 @pytest.mark.parametrize("layer", EXPERT_LAYERS)
 def test_every_layer_needs_its_experts(glm_tiny: Path, tmp_path: Path, layer: int) -> None:
-    broken = broken_copy(glm_tiny, tmp_path / "broken.gguf", Damage.ZEROED, [layer])
-    assert exact_share(broken, singles()[::4]) < 0.3
+    broken = broken_copy(glm_tiny, tmp_path / "broken.gguf", Damage.PERMUTED, [layer])
+    assert exact_share(broken, singles()[::4]) < 0.4
 
 
 def test_without_its_indexers_it_loses_long_conversations(glm_tiny: Path, tmp_path: Path) -> None:

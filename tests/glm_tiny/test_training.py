@@ -97,12 +97,15 @@ def test_torch_computes_what_the_engine_computes(vocabulary: Vocabulary, tmp_pat
 
 
 def test_two_steps_of_each_stage_make_a_file_that_speaks(tmp_path: Path) -> None:
+    def shape(n_vocab: int) -> Shape:
+        return Shape(n_vocab, n_experts=2, n_used=1)
+
     stages = (toy(BASE), toy(SETTLE), toy(REST))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for name in ("one", "two"):
-            Recipe(1, tmp_path / name, lambda _line: None, stages).make(tmp_path / f"{name}.gguf")
+            Recipe(1, tmp_path / name, lambda _line: None, stages, shape, 1).make(tmp_path / f"{name}.gguf")
     finally:
         torch.set_num_threads(threads)
     assert file_sha256(tmp_path / "one.gguf") == file_sha256(tmp_path / "two.gguf")
