@@ -73,7 +73,7 @@ class Conversation:
         self._artifact = artifact
         self._options = options
         self._screen = screen
-        self._last: Generation | None = None
+        self.last: Generation | None = None
         self.messages = _first_messages(options)
 
     def command(self, line: str) -> bool:
@@ -113,7 +113,7 @@ class Conversation:
 
     async def _answer(self, messages: Messages) -> None:
         generation = await _ask(self._client, self._artifact, self._options, messages)
-        self._last = generation
+        self.last = generation
         try:
             async with generation:
                 await self._screen.answer(generation)
@@ -132,10 +132,10 @@ class Conversation:
             self._screen.say(f"effort is {self._options.effort or 'max'}; change it with /effort {'|'.join(EFFORTS)}")
 
     def _show_route(self) -> None:
-        if self._last is None or not self._last.route:
+        if self.last is None or not self.last.route:
             self._screen.say("nothing was answered yet")
         else:
-            self._screen.say(f"{route_line(self._last.route)}\n{speed_line(self._last)}")
+            self._screen.say(f"{route_line(self.last.route)}\n{speed_line(self.last)}")
 
 
 @asynccontextmanager
