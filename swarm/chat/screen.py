@@ -26,6 +26,7 @@ class Screen:
         self._show_thinking = talks if options.show_thinking is None else options.show_thinking
         self._dims = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._thought = self._answered = ""  # what was shown last of this answer
+        self._just_thought = False
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -39,6 +40,7 @@ class Screen:
 
     async def answer(self, generation: Generation) -> None:
         self._thought = self._answered = ""
+        self._just_thought = False
         route_shown = False
         async for token in generation:
             if self._show_route and not route_shown:
@@ -65,6 +67,7 @@ class Screen:
             self.say("\n".join(waterfall(steps[-1], generation.route)))
 
     def _think(self, text: str) -> None:
+        self._just_thought = True
         if self._show_thinking:
             self._thought = text
             shown = printable(text)
@@ -78,8 +81,12 @@ class Screen:
 
     def _answer(self, text: str) -> None:
         self._end_thinking()
-        self._answered = text
-        self._write(self._clean(text))
+        if self._just_thought:  # models put empty lines between thinking and answer
+            text = text.lstrip("\n")
+        if text:
+            self._just_thought = False
+            self._answered = text
+            self._write(self._clean(text))
 
     def _write(self, text: str) -> None:
         try:

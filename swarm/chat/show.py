@@ -38,8 +38,9 @@ def speed_line(generation: Generation) -> str:
 
 def unfinished_line(generation: Generation) -> str:
     """Why there is no answer: the model was still thinking."""
-    advice = "allow more with --max-tokens, or less thinking with --effort"
-    return f"the model was still thinking when it was ended by {generation.progress.stop_reason}; {advice}"
+    reason = generation.progress.stop_reason
+    advice = "give it more room (--max-tokens, --context-tokens) or less to think about (--effort)"
+    return f"the answer was ended by {reason} while the model was still thinking; {advice}"
 
 
 def as_json(generation: Generation, artifact: ClientArtifact) -> str:

@@ -152,10 +152,10 @@ class Generation:
         await self._tokens.aclose()
 
     async def finish(self) -> str:
-        """Runs to the end and returns the text, thinking included; ``progress.reply`` has the answer alone."""
+        """Runs to the end and returns the answer, without thinking; ``progress`` has everything."""
         async for _ in self:
             pass
-        return self.progress.text
+        return self.progress.reply.answer
 
     async def events(self) -> AsyncIterator[ReplyEvent]:
         """The answer as ``Thinking``, ``Answer`` and ``ToolCall``, instead of the tokens."""

@@ -67,7 +67,8 @@ class Reply:
     def message(self) -> dict[str, Any]:
         """As the conversation keeps it: reasoning and calls apart from the content, as templates read them."""
         message: dict[str, Any] = {"role": "assistant", "content": self.answer}
-        if self.thinking:
+        # Said even when empty, where a template would take what stands before the mark for reasoning.
+        if self.thinking or END_THINK in self.answer:
             message["reasoning_content"] = self.thinking
         if self.tool_calls:
             message["tool_calls"] = [

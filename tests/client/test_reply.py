@@ -172,6 +172,7 @@ def test_text_comes_as_soon_as_it_is_certain() -> None:
 
 def test_the_message_for_the_next_turn() -> None:
     assert take_apart(["a</think>b"])[1].message() == {"role": "assistant", "content": "b", "reasoning_content": "a"}
+    assert take_apart(["</think>b</think>"])[1].message()["reasoning_content"] == ""
     assert take_apart(["b"], PLAIN)[1].message() == {"role": "assistant", "content": "b"}
     assert take_apart([f"</think>{WEATHER}"])[1].message() == {
         "role": "assistant",
