@@ -35,7 +35,7 @@ demo: $(STAMP) ## three nodes on this machine answer a question
 
 demo-glm: $(STAMP) ## the same with a tiny GLM-5.2, which has to know the answer
 	$(BIN)/python -m shim.build
-	$(BIN)/python -m swarm.demo --model swarm/artifact/models/glm-tiny.gguf --expect Paris
+	$(BIN)/python -m swarm.demo --model glm-tiny --expect Paris
 
 test: $(STAMP) lint ## the whole test suite
 	$(BIN)/python -m shim.build

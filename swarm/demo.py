@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.artifact import embedded
+from swarm.artifact.catalog import find_model
 from swarm.artifact.manifest import load_manifest
 from swarm.errors import SwarmError
 from swarm.local_swarm import even_spans, local_swarm
@@ -25,7 +26,7 @@ SYSTEM = "Answer in one short sentence."  # so small a model rambles without
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m swarm.demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, help="GGUF file (default: SmolLM2-135M, fetched when it is not there)")
+    parser.add_argument("--model", default=embedded.NAME, help="name or GGUF file (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=3, help="how many nodes (default: %(default)s)")
     parser.add_argument("--expect", metavar="ANSWER", help="fail when the answer is another")
     parser.add_argument("--prompt", default=QUESTION, help="what to ask (default: %(default)r)")
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)  # they stop the nodes, as Ctrl-C does
     folder = Path(tempfile.mkdtemp(prefix="glm-swarm-demo-"))
     try:
-        code = run(options.model or embedded.fetch(), options.nodes, options.prompt, folder, options.expect)
+        code = run(find_model(options.model).path, options.nodes, options.prompt, folder, options.expect)
     except SwarmError as error:
         print(f"demo: {error}", file=sys.stderr)
         return error.exit_code
