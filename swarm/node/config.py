@@ -44,6 +44,7 @@ class ModelOptions:
     contexts: tuple[ContextSpec, ...] | None = None  # None: chosen by memory
     chunk_tokens: int | None = None  # None: by measured speed
     kv_type: KvType = KvType.F16
+    name: str = ""  # the catalog's, for a model chosen by it
 
 
 @dataclass(frozen=True)
