@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from bench.gguf_weights import Array, write_f32
 from bench.record import Record, this_commit, this_machine
 from shim.vocab import Vocab
 from swarm.artifact import load_manifest
+from swarm.artifact.catalog import GLM_TINY, find_model
 from swarm.client import ChainSession, StepRequest, SwarmClient, WantedRow
 from swarm.local_swarm import local_swarm
 from swarm.protocol import pb
@@ -37,14 +39,23 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Work:
-    """What is compared. ``cuts`` are the inner ends of the chain's spans."""
+    """What is compared. ``model`` is a name or a path, ``cuts`` are the inner ends of the chain's spans."""
 
-    model: Path
+    model: str
     prompts: int
     tokens: int
     cuts: tuple[int, ...]
     variants: tuple[str, ...]
     threads: int
+
+    @property
+    def command(self) -> str:
+        cuts = ",".join(map(str, self.cuts))
+        return (
+            f"python -m bench.agreement --model {shlex.quote(self.model)} --prompts {self.prompts} "
+            f"--tokens {self.tokens} --cuts {cuts} --variants {' '.join(self.variants)} --threads {self.threads} "
+            "--record"
+        )
 
 
 @dataclass
@@ -74,16 +85,18 @@ class Agreement:
 
 
 def measure(work: Work) -> Record:
-    manifest = load_manifest(work.model)
+    model = find_model(work.model).path
+    manifest = load_manifest(model)
     spans = list(pairwise([0, *work.cuts, manifest.n_layers]))
-    with Vocab.load(work.model) as vocabulary:
+    with Vocab.load(model) as vocabulary:
         prompts = glm_prompts.prompts(vocabulary, work.prompts, work.tokens)
     with tempfile.TemporaryDirectory(prefix="glm-swarm-bench-") as name:
         folder = Path(name)
-        files = {"f32": write_f32(work.model, folder / "f32.gguf"), "quantised": work.model}
+        files = {"f32": write_f32(model, folder / "f32.gguf"), "quantised": model}
         found = {ROUNDING: Agreement()}
-        expected = _ask_transformers(work, prompts, folder / "checkpoint", found[ROUNDING])
-        engine_builds = set()
+        checkpoint = glm_transformers.write_checkpoint(model, folder / "checkpoint")
+        expected = _ask_transformers(checkpoint, prompts, found[ROUNDING])
+        build = ""
         for variant in work.variants:
             print(f"{variant}: {len(spans)} nodes", file=sys.stderr, flush=True)
             weights, kv = variant.split("/")
@@ -92,17 +105,16 @@ def measure(work: Work) -> Record:
             options = ["--kv-type", kv, "--slots", f"1x{_cells(work.tokens)}", "--threads", str(work.threads)]
             with local_swarm(files[weights], spans, nodes, options) as swarm:
                 rows, build = asyncio.run(_ask_chain(swarm.address, prompts, len(spans)))
-            engine_builds.add(build)
             found[variant] = Agreement()
             for theirs, ours in zip(expected, rows, strict=True):
                 found[variant].add(theirs, ours)
-    return _record(work, manifest.artifact_id, sorted(engine_builds)[0], found)
+    return _record(work, manifest.artifact_id, build, found)
 
 
-def _ask_transformers(work: Work, prompts: Sequence[tuple[int, ...]], folder: Path, rounding: Agreement) -> list[Array]:
+def _ask_transformers(checkpoint: Path, prompts: Sequence[tuple[int, ...]], rounding: Agreement) -> list[Array]:
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything is here; read by Transformers when it is imported
     print("Transformers", file=sys.stderr, flush=True)
-    model = glm_transformers.load(glm_transformers.write_checkpoint(work.model, folder))
+    model = glm_transformers.load(checkpoint)
     expected = [glm_transformers.logits(model, tokens) for tokens in prompts]
     with glm_transformers.angles_from_f64(model):
         for tokens, rows in zip(prompts, expected, strict=True):
@@ -145,20 +157,19 @@ def _record(work: Work, artifact_id: str, build: str, found: dict[str, Agreement
         samples[f"{name}_kl_nats"] = _rounded(agreement.kl)
         samples[f"{name}_logit_difference"] = _rounded(agreement.difference)
         samples[f"{name}_same_top1"] = agreement.same_top
-    cuts = ",".join(map(str, work.cuts))
     return Record(
         id="agreement",
         claim=_claim(found),
-        command=f"python -m bench.agreement --prompts {work.prompts} --tokens {work.tokens} --cuts {cuts} --record",
+        command=work.command,
         commit=this_commit(),
         artifact_id=artifact_id,
         engine_build=build,
         hardware=this_machine(),
         settings={
-            "model": work.model.name,
+            "model": Path(work.model).name,
             "prompts": work.prompts,
             "tokens": work.tokens,
-            "cuts": cuts,
+            "cuts": ",".join(map(str, work.cuts)),
             "threads": work.threads,
         },
         samples=samples,
@@ -198,7 +209,7 @@ def report(record: Record, variants: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.agreement", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="a glm-dsa GGUF file")
+    parser.add_argument("--model", default=GLM_TINY, help="a glm-dsa model: its name or file (default: %(default)s)")
     parser.add_argument("--prompts", type=int, default=4, help="prompts (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=288, help="length of each prompt (default: %(default)s)")
     parser.add_argument("--cuts", default="2,6", help="where the chain is cut (default: %(default)s)")

@@ -12,7 +12,7 @@ from bench.agreement import ROUNDING, Agreement, Work
 
 
 def test_measures_and_reports(glm_random_ud_path: Path) -> None:
-    work = Work(glm_random_ud_path, 1, 80, (2,), ("f32/f32", "quantised/f16"), 1)
+    work = Work(str(glm_random_ud_path), 1, 80, (2,), ("f32/f32", "quantised/f16"), 1)
     record = agreement.measure(work)
     table = agreement.report(record, (ROUNDING, *work.variants))
     assert [line.split()[0] for line in table.splitlines()[1:]] == [ROUNDING, *work.variants]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.artifact.catalog import GLM_TINY, find_model
 from tests import models
 from tests.transformers import baseline
 from tests.transformers.baseline import Baseline
@@ -24,7 +25,8 @@ def offline() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def glm_tiny() -> Path:
-    return Path(os.environ["SWARM_TEST_GLM_TINY"])
+    given = os.environ.get("SWARM_TEST_GLM_TINY")
+    return Path(given) if given else find_model(GLM_TINY).path
 
 
 @pytest.fixture(scope="session")
