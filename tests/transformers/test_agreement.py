@@ -11,14 +11,17 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
+from bench import glm_transformers
 from bench.gguf_weights import Array
 from shim.engine import Engine
 from shim.types import ContextSpec, EngineConfig, KvType
 from swarm.artifact import load_manifest
 from swarm.local_swarm import local_swarm
+from tests import models
 from tests.e2e.chains import Script, chain_logits, open_chain, spans_of
 from tests.shim import steps
 from tests.transformers.baseline import OWN_TOLERANCE, TIMES_TOP_K, TOLERANCE, Baseline
@@ -64,6 +67,23 @@ def test_trained_spans_agree_in_every_row(tiny: Baseline, cuts: tuple[int, ...])
 
 def test_random_spans_agree_in_every_row(noise: Baseline) -> None:
     _check_every_row(noise, (1, 2, 6))
+
+
+def test_epsilons_are_the_engines(tmp_path: Path) -> None:
+    """With small inputs to the inner norms, an epsilon of 1e-6 where the engine has none moves logits by 3."""
+    path = models.write_glm(tmp_path / "quiet.gguf")
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if tensor.name.endswith(("attn_q_a.weight", "attn_kv_a_mqa.weight", "indexer.attn_k.weight")):
+            tensor.data[:] *= 1e-3
+    model = glm_transformers.load(glm_transformers.write_checkpoint(path, tmp_path / "checkpoint"))
+    tokens = np.random.default_rng(0).integers(0, 256, TIMES_TOP_K * models.GLM_TOP_K).tolist()
+    with Engine.open(_config(path, 0, 10)) as engine:
+        ours = _all_rows([engine], tokens, CHUNK_TOKENS)
+    assert _difference(ours, glm_transformers.logits(model, tokens)) < TOLERANCE
+    for layer in model.model.layers:
+        if layer.self_attn.indexer is not None:
+            layer.self_attn.indexer.k_norm.eps = 1e-6
+    assert _difference(ours, glm_transformers.logits(model, tokens)) > 100 * TOLERANCE
 
 
 def _check_every_row(expected: Baseline, cuts: Sequence[int]) -> None:
