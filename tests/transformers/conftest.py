@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from swarm.artifact.catalog import GLM_TINY, find_model
 from tests import models
 from tests.transformers import baseline
 from tests.transformers.baseline import Baseline
@@ -21,12 +19,6 @@ def offline() -> Iterator[None]:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
         yield
-
-
-@pytest.fixture(scope="session")
-def glm_tiny() -> Path:
-    given = os.environ.get("SWARM_TEST_GLM_TINY")
-    return Path(given) if given else find_model(GLM_TINY).path
 
 
 @pytest.fixture(scope="session")
