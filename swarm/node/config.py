@@ -44,6 +44,7 @@ class ModelOptions:
     contexts: tuple[ContextSpec, ...] | None = None  # None: chosen by memory
     chunk_tokens: int | None = None  # None: by measured speed
     kv_type: KvType = KvType.F16
+    journal_bytes: int = 256 << 20  # of memory for what sessions may have to replay, or less where slots hold less
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class NodeConfig:
     network: NetworkOptions = field(default_factory=NetworkOptions)
     timeouts: Timeouts = field(default_factory=Timeouts)
     limits: Limits = field(default_factory=Limits)
+    journal_folder: Path | None = None  # for what does not fit the memory; None: in the user's cache
+    journal_disk_reserve_bytes: int = 256 << 20  # left free there
     calls_in_flight: int = 2  # engine calls handed over and not yet answered
     measure_speed: bool = True
     explain: bool = False  # show why layers were chosen, and what lost

@@ -25,7 +25,7 @@ class SuccessorLink:
         self._opened = asyncio.Event()
         self.successor = successor
 
-    async def send(self, step: pb.Step, hidden: Activations, timing: pb.HopTiming) -> None:
+    async def send(self, step: pb.Step, hidden: Activations, timing: pb.HopTiming | None = None) -> None:
         """Raises LinkBroken. Cancelling breaks the link."""
         try:
             if self._stream is None:
