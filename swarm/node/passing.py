@@ -84,9 +84,10 @@ class PushPasser:
 
     async def _push_journal(self) -> None:
         session, journal = self._live.session, self._live.journal
-        first, self._held = self._held.position, Held(session.position)
+        first = self._held.position
         if journal is None or first >= session.position:
             return
+        self._held = Held(session.position)
         number = first_step(session.route.hop_index)
         try:
             for push in journal.pushes(first, session.terms.chunk_tokens):

@@ -10,8 +10,9 @@ import pytest
 
 from dht.record import NodeState, SlotClass, SpanRecord
 from swarm.artifact.manifest import Manifest, load_manifest
+from swarm.client.blame import Avoided
 from swarm.client.config import ClientConfig, Timeouts
-from swarm.client.opening import Avoided, Need, SessionOpener, plan
+from swarm.client.opening import Need, SessionOpener, plan
 from swarm.errors import ContextExceeded, NodeFull, NoRoute, PeerFailed
 from swarm.ids import PeerId
 from swarm.protocol import pb
