@@ -279,10 +279,11 @@ class ChainSession:
             self._check()
 
     async def _read_data(self) -> None:
-        """The entry says nothing here unless something is wrong."""
+        """The entry says nothing here but that it lives, unless something is wrong."""
         entry = self._hops[0].place
         try:
-            body = await self._data.receive()
+            while isinstance(body := await self._data.receive(), pb.Pong):
+                pass
         except (StreamClosed, WireError) as error:
             cause = to_swarm_error(error, entry.peer_id, entry.layers)
         else:

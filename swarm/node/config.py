@@ -15,6 +15,8 @@ class Timeouts:
     first_frame_seconds: float = 10.0  # a stream that says nothing after it was opened
     info_seconds: float = 30.0  # between two requests on an info stream
     connect_seconds: float = 10.0  # dial the successor, attach
+    beat_seconds: float = 1.0  # between two signs of life to a predecessor
+    silence_seconds: float = 5.0  # of a successor that owes them
     session_seconds: float = 30.0  # silence of the client on its control stream
     drain_seconds: float = 60.0  # running sessions after SIGTERM
     restart_first_seconds: float = 0.2  # the engine is started again after this pause, doubled each time

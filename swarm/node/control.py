@@ -228,8 +228,7 @@ class Conversation:
         if self._live.is_exit:
             await AnswerPasser(self._live, self._stream, self._shared.host.info.numerics_id).run()
         else:
-            seconds = self._shared.timeouts.connect_seconds
-            await PushPasser(self._live, self._stream, self._shared.dialer, seconds).run()
+            await PushPasser(self._live, self._stream, self._shared.dialer, self._shared.timeouts).run()
 
 
 def _terms(opening: pb.Open) -> Terms:

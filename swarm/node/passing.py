@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from swarm.node.config import Timeouts
 from swarm.node.link import LinkBroken, SuccessorLink
 from swarm.node.live import Computed, Finished, LiveSession
 from swarm.node.shared import Dialer
@@ -58,13 +59,13 @@ class PushPasser:
     broken link is told to the client once; what is computed after that is dropped until the client names a new
     successor."""
 
-    def __init__(self, live: LiveSession, control: FrameStream, dialer: Dialer, connect_seconds: float) -> None:
+    def __init__(self, live: LiveSession, control: FrameStream, dialer: Dialer, timeouts: Timeouts) -> None:
         successor = live.session.route.successor
         assert successor is not None
         self._live = live
         self._control = control
         self._epoch = live.session.epoch
-        self._link = SuccessorLink(dialer, live.session, successor, connect_seconds)
+        self._link = SuccessorLink(dialer, live.session, successor, timeouts)
         self._broken = False
         self._held = Held(live.session.route.successor_position)
 

@@ -6,7 +6,8 @@ Wire schema, version 1. A stream carries frames: a 4-byte big-endian length, the
 Streams (libp2p protocol names):
   glm-swarm/1/info     anyone to a node: describe, manifest, header bytes; one request, one or more answers
   glm-swarm/1/control  client to each hop, one per session
-  glm-swarm/1/data     one per session and pair of neighbours; the client is the entry's predecessor
+  glm-swarm/1/data     one per session and pair of neighbours; the client is the entry's predecessor. The receiver of
+                       the steps sends a Pong every second, and an Error as its last word
 
 Units: *_us microseconds, *_bytes bytes, *_tokens tokens. Layers are half-open ranges. Peer ids are base58 text.
 Fields are only ever added; a reader ignores the ones it does not know.

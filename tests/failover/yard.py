@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,48 +12,62 @@ import psutil
 
 from swarm.local_swarm import ADDRESS, READY, NodeProcess
 
-OPTIONS = ("--slots", "2x512", "--threads", "1", "--memory", "1GiB", "--chunk-tokens", "32")
+OPTIONS = ("--slots", "4x512", "--threads", "1", "--memory", "1GiB", "--chunk-tokens", "16")
+# of layers, rows of 512 bytes: some in memory, the rest in files
+JOURNALS = {"a": ("--journal-memory", "0", "--journal-dir", "/dev/null/none"), "b": ("--journal-memory", "32KiB")}
 
 
 class Yard:
-    """Nodes by name, such as ``b1``: the second one of the second span. The first to start is the bootstrap node
-    ``root``, which serves nothing that the tests need and is never struck."""
+    """Nodes by name, such as ``b1``: the second one of the second span. Nodes of the first span can keep no journal,
+    so that what follows them is fed from the client's tokens; those of the second one spill most of it."""
 
-    def __init__(self, model: Path, folder: Path, options: Sequence[str] = OPTIONS) -> None:
+    def __init__(self, model: Path, folder: Path, spans: dict[str, tuple[int, int]]) -> None:
         self.model = model
         self._folder = folder
-        self._options = options
+        self.spans = spans
         self._nodes: dict[str, NodeProcess] = {}
-        self._spans: dict[str, tuple[int, int]] = {}
+        self.labels: dict[str, str] = {}  # public names, another one for each start
         self._starts = 0
-        self.address = ""
+        self._first_address = ""
+        self.addresses: dict[str, str] = {}  # of nodes that are known to be there
 
-    def start(self, names: dict[str, tuple[int, int]]) -> None:
+    def start(self) -> None:
         """All at once; returns when every one is ready."""
-        for name, span in names.items():
-            self._spans[name] = span
+        for name in self.spans:
             self._nodes[name] = self._process(name)
-            if not self.address:
-                self.address = self._nodes[name].wait_for(ADDRESS)[1]
-        for name in names:
+            if not self._first_address:
+                self._first_address = self._nodes[name].wait_for(ADDRESS)[1]
+        for name in self.spans:
             self._nodes[name].wait_for(READY)
+
+    @property
+    def address(self) -> str:
+        """Of a node that lives."""
+        alive = [address for name, address in self.addresses.items() if self._nodes[name].process.poll() is None]
+        return alive[0] if alive else self._first_address
 
     def _process(self, name: str) -> NodeProcess:
         self._starts += 1
-        first, last = self._spans[name]
-        peers = ["--initial-peers", self.address] if self.address else ["--new-swarm"]
-        fixed = ["--model", str(self.model), "--layers", f"{first}:{last}", "--listen", "127.0.0.1:0", "--name", name]
-        key = ["--identity", str(self._folder / f"{name}-{self._starts}.key")]
-        journals = ["--journal-dir", str(self._folder / "journals")]
-        log = self._folder / f"{name}-{self._starts}.log"
-        return NodeProcess([*fixed, *key, *journals, *self._options, *peers], log)
+        label = self.labels[name] = f"{name}.{self._starts}"
+        first, last = self.spans[name]
+        peers = ["--initial-peers", self.address] if self._first_address else ["--new-swarm"]
+        fixed = ["--model", str(self.model), "--layers", f"{first}:{last}", "--listen", "127.0.0.1:0", "--name", label]
+        key = ["--identity", str(self._folder / f"{label}.key")]
+        journals = JOURNALS.get(name[0], ())
+        journals = journals if "--journal-dir" in journals else (*journals, "--journal-dir", str(self.journal_folder))
+        log = self._folder / f"{label}.log"
+        return NodeProcess([*fixed, *key, *journals, *OPTIONS, *peers], log)
+
+    def journal_bytes(self, name: str) -> int:
+        """Of memory, when nothing is kept."""
+        return 32 << 10 if name[0] == "b" else 0
+
+    @property
+    def journal_folder(self) -> Path:
+        return self._folder / "journals"
 
     def __getitem__(self, name: str) -> NodeProcess:
         return self._nodes[name]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._nodes)
 
     def kill(self, name: str) -> None:
         """As a power cut would: the node, its engine and its network."""
@@ -80,6 +94,8 @@ class Yard:
         dead = [name for name, node in self._nodes.items() if node.process.poll() is not None]
         for name in dead:
             self._nodes[name].join()
+            self.addresses.pop(name, None)
+        for name in dead:
             self._nodes[name] = self._process(name)
         for name in dead:
             self._nodes[name].wait_for(READY)
@@ -90,7 +106,7 @@ class Yard:
 
     def journal_files(self) -> int:
         """Unnamed files that the nodes hold open."""
-        folder = str(self._folder / "journals")
+        folder = str(self.journal_folder)
         return sum(link.startswith(folder) for node in self._nodes.values() for link in _open_files(node.process.pid))
 
     def stop(self) -> None:
@@ -110,12 +126,10 @@ def _open_files(pid: int) -> Iterator[str]:
 
 
 @contextmanager
-def yard(
-    model: Path, folder: Path, names: dict[str, tuple[int, int]], options: Sequence[str] = OPTIONS
-) -> Iterator[Yard]:
-    made = Yard(model, folder, options)
+def yard(model: Path, folder: Path, spans: dict[str, tuple[int, int]]) -> Iterator[Yard]:
+    made = Yard(model, folder, spans)
     try:
-        made.start(names)
+        made.start()
         yield made
     finally:
         made.stop()

@@ -53,8 +53,9 @@ async def stranger(nodes: Chain) -> AsyncIterator[Peer]:
 
 
 async def refusal(stream: FrameStream) -> pb.Error:
-    """The Error that a stream gets; nothing else may come before, and the stream ends after it."""
-    error = await hear(stream)
+    """The Error that a stream gets; nothing but signs of life may come before, and the stream ends after it."""
+    while isinstance(error := await hear(stream), pb.Pong):
+        pass
     assert isinstance(error, pb.Error), error
     assert await ended(stream)
     return error
