@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -71,16 +71,15 @@ class Yard:
 
     def kill(self, name: str) -> None:
         """As a power cut would: the node, its engine and its network."""
-        process = psutil.Process(self._nodes[name].process.pid)
-        for member in [process, *process.children(recursive=True)]:
-            os.kill(member.pid, signal.SIGKILL)
+        self.signal(name, signal.SIGKILL)
         self._nodes[name].process.wait()
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """To the node and its children."""
         process = psutil.Process(self._nodes[name].process.pid)
         for member in [process, *process.children(recursive=True)]:
-            os.kill(member.pid, number)
+            with suppress(ProcessLookupError):  # it may have followed its parent already
+                os.kill(member.pid, number)
 
     def kill_engine(self, name: str) -> None:
         os.kill(self.engine(name).pid, signal.SIGKILL)
