@@ -63,20 +63,21 @@ def kill_engine(swarm: Rig, hop: int) -> Callable[[Generation], None]:
 
 
 class _OnRecovery(logging.Handler):
-    def __init__(self, act: Callable[[], None]) -> None:
+    def __init__(self, strike: Strike, act: Callable[[Generation], None]) -> None:
         super().__init__(logging.INFO)
-        self._act: Callable[[], None] | None = act
+        self._strike = strike
+        self._act: Callable[[Generation], None] | None = act
 
     def emit(self, record: logging.LogRecord) -> None:
-        act, self._act = self._act, None
-        if act is not None:
-            act()
+        if self._strike.done and self._act is not None:
+            act, self._act = self._act, None
+            act(self._strike.struck)
 
 
 @contextmanager
-def on_recovery(act: Callable[[], None]) -> Iterator[None]:
-    """``act`` is called once, in the middle of the first recovery."""
-    logger, handler = logging.getLogger("swarm.client.recovery"), _OnRecovery(act)
+def on_recovery(strike: Strike, act: Callable[[Generation], None]) -> Iterator[None]:
+    """``act`` strikes once, too: in the middle of the recovery from ``strike``."""
+    logger, handler = logging.getLogger("swarm.client.recovery"), _OnRecovery(strike, act)
     before = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
@@ -124,7 +125,7 @@ async def test_killed_engines(swarm: Rig, hop: int, moment: Moment) -> None:
 async def test_a_step_that_ends_two_engines_is_given_up(swarm: Rig) -> None:
     strike = Strike(mid_decode, kill_engine(swarm, MIDDLE))
     with (
-        on_recovery(lambda: swarm.yard.kill_engine(on_route(strike.struck, EXIT))),
+        on_recovery(strike, kill_engine(swarm, EXIT)),
         pytest.raises(ExceptionGroup) as poisoned,
     ):
         await swarm.answers(strike)
@@ -159,7 +160,7 @@ async def test_killed_nodes(swarm: Rig, hops: tuple[int, ...], moment: Moment) -
 
 async def test_a_death_during_the_recovery_from_another(swarm: Rig) -> None:
     strike = Strike(mid_decode, kill(swarm, MIDDLE))
-    with on_recovery(lambda: swarm.yard.kill(on_route(strike.struck, ENTRY))):
+    with on_recovery(strike, kill(swarm, ENTRY)):
         generations = await struck(swarm, strike)
     assert {layers for one in generations for r in one.progress.recoveries for _, layers in r.lost} == {(0, 2), (2, 4)}
 
