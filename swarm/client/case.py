@@ -11,6 +11,7 @@ from swarm.errors import SwarmError
 from swarm.ids import PeerId
 
 MAX_TOLD = 8  # failures in an error text
+MAX_TOLD_OF_ONE = 2
 
 
 @dataclass
@@ -27,11 +28,13 @@ class Case:
     lost: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     came: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     story: list[str] = field(default_factory=list)
+    told_of: Counter[str] = field(default_factory=Counter)
     troubles: Counter[tuple[PeerId, PeerId | None]] = field(default_factory=Counter)
 
     def tell(self, error: SwarmError) -> None:
         what = str(error).partition("; ")[0]
-        if what not in self.story:
+        if what not in self.story and self.told_of[error.peer] < MAX_TOLD_OF_ONE:
+            self.told_of[error.peer] += 1
             self.story.append(what)
 
     def told(self) -> str:

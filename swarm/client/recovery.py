@@ -34,6 +34,7 @@ POLL_SECONDS = 0.3
 MAX_ATTEMPTS = 32  # of one interruption
 PATIENCE = 2  # times that a link or a hop may be in trouble before it is left out
 MAX_ENGINES = 2  # a step may cost
+RETRY_SECONDS = 2.0  # before a peer that did not come is asked again
 FIRST_PAUSE_SECONDS = 0.01  # before the third attempt and on, growing
 
 Records = Sequence[SpanRecord]
@@ -67,7 +68,7 @@ class Recovery:
             open_seconds=min(timeouts.open_seconds, 2 * timeouts.heartbeat_seconds),
         )
         self._closing: set[asyncio.Task[None]] = set()
-        self._refused: dict[PeerId, SwarmError] = {}  # by peers that were asked to come, since the last pause
+        self._refused: dict[PeerId, float] = {}  # until when peers that did not come are not asked again
 
     async def mend(
         self, chain: ChainSession, track: Track[Tokens], pending: Sequence[StepRequest], case: Case
@@ -197,8 +198,9 @@ class Recovery:
         seats[:] = planned
 
     def _planned(self, seats: Sequence[Seat], records: Records, chain: ChainSession) -> list[Seat]:
-        """Around banned peers and links if there is a way; those that refused just now are asked after a pause."""
-        refused = frozenset(self._refused)
+        """Around banned peers and links if there is a way; those that did not come are asked again after a pause."""
+        now = time.monotonic()
+        refused = frozenset(peer for peer, until in self._refused.items() if until > now)
         request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
         banned, edges = refused | self._avoided.now(), self._avoided.edges()
         try:
@@ -224,7 +226,6 @@ class Recovery:
         why = str(reason).partition("; ")[0]
         self._status(f"waiting up to {left:.0f} s more to go on: {why} ({case.told()})")
         await asyncio.sleep(min(POLL_SECONDS, left))
-        self._refused.clear()
 
     async def _rerouted(self, seats: list[Seat], chain: ChainSession, held: int, epoch: int, case: Case) -> int | None:
         """Tells every hop its place, from the exit to the entry. None when one was lost over it."""
@@ -257,7 +258,7 @@ class Recovery:
         logger.info("%s", error)
         peer = seats[index].place.peer_id
         if seats[index].hop is None:
-            self._refused[peer] = error
+            self._refused[peer] = time.monotonic() + RETRY_SECONDS
         else:
             self._empty(seats, index, chain, case)
         self._blame(peer, error, case)

@@ -20,7 +20,7 @@ from tests.failover.yard import Yard
 PROMPT = [(7 * at + at * at) % 250 for at in range(200)]  # 13 chunks
 N_TOKENS = 24
 SAMPLINGS = (GREEDY, SamplingParams(temperature=1.0, seed=5))
-TIMEOUTS = Timeouts(heartbeat_interval_seconds=0.5, heartbeat_seconds=4.0, recover_seconds=60.0)
+TIMEOUTS = Timeouts(heartbeat_interval_seconds=0.5, heartbeat_seconds=4.0, recover_seconds=240.0)
 
 Tokens = list[int]
 
