@@ -37,8 +37,7 @@ MAX_ADDRESSES = 16
 MAX_SLOT_CLASSES = 64
 MAX_SLOTS = 4096
 MAX_ENCODINGS = 16
-MAX_FILES = 4096
-MAX_ARTIFACT_PIECE_BYTES = 1 << 28  # a manifest or a file's header
+MAX_ARTIFACT_PIECE_BYTES = 1 << 28  # a manifest or a header
 MAX_ROW_BYTES = 1 << 24  # a vocabulary of four million
 MAX_SECONDS = 1e9
 
