@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from dht.errors import BadAddress, ClockSkewed, DhtError
 from dht.record import NodeState, SpanRecord
@@ -67,7 +66,7 @@ class SwarmClient:
         self._view: SwarmView | None = None
         self._artifacts: dict[ArtifactId, ClientArtifact] = {}
         self._avoided = Avoided()
-        self._sessions: WeakSet[LastingSession] = WeakSet()
+        self._sessions: set[LastingSession] = set()
 
     @classmethod
     def connect(
@@ -204,7 +203,8 @@ class SwarmClient:
             swarm.network, swarm.look, artifact.manifest, swarm.request, self.config, self._avoided, self._status
         )
         chain = await opener.open(need)
-        session = LastingSession(chain, Recovery(swarm, self.config, self._avoided, self._status), self._avoided)
+        recovery = Recovery(swarm, self.config, self._avoided, self._status)
+        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard)
         self._sessions.add(session)
         return session
 

@@ -39,12 +39,19 @@ class LastingSession:
     end engines, ContextExceeded; every later call raises the same.
     """
 
-    def __init__(self, chain: ChainSession, recovery: Recovery, avoided: Avoided) -> None:
+    def __init__(
+        self,
+        chain: ChainSession,
+        recovery: Recovery,
+        avoided: Avoided,
+        on_closed: Callable[[LastingSession], None] = lambda _: None,
+    ) -> None:
         self.terms = chain.terms
         self.recoveries: list[RecoveryTrace] = []
         self._chain = chain
         self._recovery = recovery
         self._avoided = avoided
+        self._on_closed = on_closed
         self._failure: SwarmError | None = None
         self._case: Case | None = None
         self._served = False  # whether this chain has answered
@@ -70,6 +77,7 @@ class LastingSession:
             await asyncio.wait({self._mending})
         await self._chain.close()
         await self._recovery.close()
+        self._on_closed(self)
 
     @property
     def places(self) -> tuple[HopPlace, ...]:

@@ -86,6 +86,16 @@ class RecoveryTrace:
     replay_seconds: float
     attempts: int
 
+    def __str__(self) -> str:
+        """One line for the operator."""
+        came = ", ".join(f"{first}:{last} by {peer}" for peer, (first, last) in self.came)
+        pause = self.planning_seconds + self.replay_seconds
+        return (
+            f"recovered at position {self.position} in {pause:.2f} s (new route {self.planning_seconds:.2f} s, replay "
+            f"{self.replay_seconds:.2f} s, attempts {self.attempts}, last byte of the lost {self.silent_seconds:.2f} s "
+            f"before): {', '.join(self.story)}; taken over: {came or 'nothing, the same hops went on'}"
+        )
+
 
 @dataclass(frozen=True)
 class TracedHop:

@@ -101,8 +101,8 @@ async def struck(swarm: Rig, strike: Disturb) -> list[Generation]:
 
 CELLS = [
     pytest.param((MIDDLE,), mid_decode, id="middle-mid-decode"),
-    pytest.param((ENTRY,), mid_prefill, id="entry-mid-prefill"),
-    pytest.param((EXIT,), first_token, id="exit-first-token"),
+    pytest.param((ENTRY,), mid_prefill, id="entry-mid-prefill", marks=pytest.mark.slow),
+    pytest.param((EXIT,), first_token, id="exit-first-token", marks=pytest.mark.slow),
     pytest.param((ENTRY, MIDDLE, EXIT), mid_decode, id="all-mid-decode"),
 ]
 
@@ -165,6 +165,7 @@ async def test_a_death_during_the_recovery_from_another(swarm: Rig) -> None:
     assert {layers for one in generations for r in one.progress.recoveries for _, layers in r.lost} == {(0, 2), (2, 4)}
 
 
+@pytest.mark.slow
 async def test_without_a_replacement_it_waits_for_one(swarm: Rig) -> None:
     def both(generation: Generation) -> None:
         swarm.yard.kill("b0")
@@ -179,6 +180,7 @@ async def test_without_a_replacement_it_waits_for_one(swarm: Rig) -> None:
     assert all(one.progress.recoveries for one in generations)
 
 
+@pytest.mark.slow
 async def test_a_hop_that_is_dead_when_the_session_opens(swarm: Rig) -> None:
     route = [on_route(one, MIDDLE) for one in await swarm.answers()]
     swarm.yard.kill(route[0])
