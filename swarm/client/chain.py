@@ -122,10 +122,10 @@ class ChainSession:
 
     async def release(self) -> tuple[Hop, ...]:
         """Ends the epoch and leaves the hops, open or failed, to the caller, who closes them."""
-        self._released = True
         for hop in self._hops:
             hop.attend(None, self.timeouts)
         await self._end()
+        self._released = True
         return self._hops
 
     @property

@@ -17,6 +17,7 @@ from swarm.client.hop import HopPlace
 from swarm.client.recovery import Recovery
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import PeerFailed, SwarmError, UsageError
+from swarm.ids import SessionId
 from swarm.protocol import pb
 from swarm.replay import Track
 
@@ -78,6 +79,10 @@ class LastingSession:
         await self._chain.close()
         await self._recovery.close()
         self._on_closed(self)
+
+    @property
+    def session_id(self) -> SessionId:
+        return self._chain.session_id
 
     @property
     def places(self) -> tuple[HopPlace, ...]:
@@ -160,13 +165,15 @@ class LastingSession:
             self._case = Case(held, self._chain.silent_seconds)
         requests = [sent.request for sent in pending]
         mending = self._recovery.mend(self._chain, self._track, requests, self._case)
-        self._mending = asyncio.create_task(mending, name="chain session")
+        task = self._mending = asyncio.create_task(mending, name="chain session")
         try:
-            self._chain, numbers = await self._mending
+            self._chain, numbers = await task
         except SwarmError as error:
             self._failure = error
             raise
         except asyncio.CancelledError:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                self._chain, _ = task.result()  # to be closed with the session
             if self._failure is not None and not _is_cancelled():
                 raise self._failure from None
             raise

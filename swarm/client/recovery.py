@@ -81,7 +81,7 @@ class Recovery:
         self._refused.clear()
         try:
             while True:
-                seats = await self._taken_apart(chain, case)
+                await self._take_apart(seats, chain, case)
                 chain, needed = await self._linked(seats, chain, track.end, epochs, case)
                 try:
                     return chain, await self._sent_again(chain, track, needed, pending)
@@ -98,8 +98,8 @@ class Recovery:
 
     # --- what is left of a chain
 
-    async def _taken_apart(self, chain: ChainSession, case: Case) -> list[Seat]:
-        seats = [Seat(hop.place, hop.numerics_id, hop) for hop in await chain.release()]
+    async def _take_apart(self, seats: list[Seat], chain: ChainSession, case: Case) -> None:
+        seats[:] = [Seat(hop.place, hop.numerics_id, hop) for hop in await chain.release()]
         self._later(chain.close())
         for trouble in chain.troubles:
             self._note(trouble, case)
@@ -111,7 +111,6 @@ class Recovery:
             peer = seat.place.peer_id
             if case.troubles[peer, None] >= PATIENCE or any(t.lost and t.place.peer_id == peer for t in chain.troubles):
                 self._empty(seats, index, chain, case)
-        return seats
 
     def _note(self, trouble: Trouble, case: Case) -> None:
         case.tell(trouble.error)
