@@ -27,7 +27,7 @@ from bench.record import Record, this_commit, this_machine
 from shim.vocab import Vocab
 from swarm.artifact import load_manifest
 from swarm.artifact.catalog import GLM_TINY, find_model
-from swarm.client import ChainSession, StepRequest, SwarmClient, WantedRow
+from swarm.client import LastingSession, StepRequest, SwarmClient, WantedRow
 from swarm.local_swarm import local_swarm
 from swarm.protocol import pb
 
@@ -132,7 +132,7 @@ async def _ask_chain(address: str, prompts: Sequence[tuple[int, ...]], n_hops: i
             return rows, session.numerics_ids[-1].rpartition("/")[0]
 
 
-async def _row(session: ChainSession, tokens: tuple[int, ...], position: int) -> Array:
+async def _row(session: LastingSession, tokens: tuple[int, ...], position: int) -> Array:
     # a step at position 0 drops what the session held before
     await session.step(StepRequest(position, tokens[position : position + 1], pb.DECODE, WantedRow(top=1)))
     return await session.fetch_row(position)

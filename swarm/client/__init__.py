@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from swarm.client.client import SwarmClient
     from swarm.client.config import ClientConfig, Timeouts
     from swarm.client.generate import Generation, GenerationOptions, StopReason, Token
+    from swarm.client.lasting import LastingSession
     from swarm.client.reply import Answer, Reply, Thinking
     from swarm.client.sampler import GREEDY, SamplingParams
     from swarm.client.template import ChatTemplate
@@ -23,6 +24,7 @@ _HOMES = {
     "ClientConfig": "swarm.client.config",
     "Generation": "swarm.client.generate",
     "GenerationOptions": "swarm.client.generate",
+    "LastingSession": "swarm.client.lasting",
     "Reply": "swarm.client.reply",
     "SamplingParams": "swarm.client.sampler",
     "StepAnswer": "swarm.client.chain",
@@ -44,6 +46,7 @@ __all__ = [
     "ClientConfig",
     "Generation",
     "GenerationOptions",
+    "LastingSession",
     "Reply",
     "SamplingParams",
     "StepAnswer",

@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
-from weakref import WeakSet
 
 from dht.errors import BadAddress, ClockSkewed, DhtError
 from dht.record import NodeState, SpanRecord
 from swarm.client.artifact_cache import ArtifactCache, Source
+from swarm.client.blame import Avoided
 from swarm.client.config import ClientConfig
 from swarm.client.generate import Generation, GenerationOptions
-from swarm.client.opening import Avoided, Need, SessionOpener
+from swarm.client.lasting import LastingSession
+from swarm.client.opening import Need, SessionOpener
+from swarm.client.recovery import Recovery, Swarm
 from swarm.client.reply import THINK, ReplyParser
 from swarm.client.template import Message, ThinkingOptions
 from swarm.errors import ArtifactMismatch, ClockSkew, NetworkError, NoPeersGiven, NoRoute, PeerFailed, UsageError
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from dht.peer import Peer
     from dht.view import Snapshot, SwarmView
     from swarm.client.artifact import ClientArtifact
-    from swarm.client.chain import ChainSession
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class SwarmClient:
         self._view: SwarmView | None = None
         self._artifacts: dict[ArtifactId, ClientArtifact] = {}
         self._avoided = Avoided()
-        self._sessions: WeakSet[ChainSession] = WeakSet()
+        self._sessions: set[LastingSession] = set()
 
     @classmethod
     def connect(
@@ -148,7 +149,7 @@ class SwarmClient:
             known = self._artifacts[artifact_id] = ClientArtifact.load(cached, clean_text(entry.name))
         return known
 
-    async def open_session(self, context_tokens: int, model: str | None = None) -> ChainSession:
+    async def open_session(self, context_tokens: int, model: str | None = None) -> LastingSession:
         """A session of ``context_tokens`` over the best chain, for callers who send their own steps.
 
         Close it or use it in ``async with``. Raises NoRoute, ContextExceeded, PeerFailed.
@@ -205,8 +206,14 @@ class SwarmClient:
         need = Need(len(tokens), options.max_tokens, context_tokens)
         return Generation(tokens, options, artifact.vocabulary, lambda: self._open(artifact, need), self._blame, parser)
 
-    async def _open(self, artifact: ClientArtifact, need: Need) -> ChainSession:
-        session = await self._opener(artifact).open(need)
+    async def _open(self, artifact: ClientArtifact, need: Need) -> LastingSession:
+        swarm = self._swarm(artifact)
+        opener = SessionOpener(
+            swarm.network, swarm.look, artifact.manifest, swarm.request, self.config, self._avoided, self._status
+        )
+        chain = await opener.open(need)
+        recovery = Recovery(swarm, self.config, self._avoided, self._status)
+        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard)
         self._sessions.add(session)
         return session
 
@@ -214,7 +221,7 @@ class SwarmClient:
         if error.peer:
             self._avoided.add(PeerId(error.peer))
 
-    def _opener(self, artifact: ClientArtifact) -> SessionOpener:
+    def _swarm(self, artifact: ClientArtifact) -> Swarm:
         manifest = artifact.manifest
 
         async def look() -> Sequence[SpanRecord]:
@@ -227,7 +234,7 @@ class SwarmClient:
             context_tokens=1,
             hint=JoinHint("PATH", self._initial_peers),
         )
-        return SessionOpener(self._network, look, manifest, request, self.config, self._avoided, self._status)
+        return Swarm(self._network, lambda: self._look.snapshot.records, look, request)
 
     async def _entry(self, model: str | None) -> ArtifactEntry:
         """Waits a little for records that are about to appear."""

@@ -120,6 +120,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TYPE",
         help=f"element type of the KV cache: {', '.join(options.KV_TYPES)} (default: %(default)s)",
     )
+    add(
+        "--journal-memory",
+        default="256MiB",
+        metavar="SIZE",
+        help="what is kept in memory to feed a hop that takes another's place; the rest goes to a file "
+        "(default: %(default)s)",
+    )
+    add("--journal-dir", type=Path, metavar="PATH", help="folder of that file (default: in the user's cache)")
     add("--threads", type=int, metavar="N", help="threads of the engine (default: one per core)")
     add("--explain", action="store_true", help="say why these layers were chosen, and what lost")
     add = parser.add_argument_group("the swarm").add_argument
@@ -172,10 +180,17 @@ def _config(given: argparse.Namespace, settings: Settings) -> NodeConfig:
         contexts=None if given.slots is None else parse_slots(given.slots),
         chunk_tokens=options.count("--chunk-tokens", given.chunk_tokens, 1, 1 << 14),
         kv_type=options.kv_type(given.kv_type),
+        journal_bytes=options.memory_bytes(given.journal_memory, "--journal-memory", zero=True),
     )
     if given.drain_seconds < 0:
         raise UsageError(f"--drain-seconds {given.drain_seconds:g}: below 0; choose 0 to leave at once")
-    return NodeConfig(model, network, Timeouts(drain_seconds=given.drain_seconds), explain=given.explain)
+    return NodeConfig(
+        model,
+        network,
+        Timeouts(drain_seconds=given.drain_seconds),
+        journal_folder=given.journal_dir,
+        explain=given.explain,
+    )
 
 
 def _initial_peers(given: argparse.Namespace, settings: Settings) -> tuple[str, ...]:

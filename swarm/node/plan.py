@@ -15,6 +15,7 @@ from swarm.node.slots import bounded, default_slots
 from swarm.placement import Choice, choose_span
 
 DEFAULT_CHUNK_TOKENS = 512
+FLOAT_BYTES = 4
 
 Contexts = tuple[ContextSpec, ...]
 
@@ -101,6 +102,8 @@ class Planner:
         return Plan(first, last, contexts, self._chunk_tokens(contexts), memory, self.budget_bytes, choice)
 
     def _memory(self, first: int, last: int, contexts: Contexts) -> SpanMemory:
+        row_bytes = self.manifest.n_embd * FLOAT_BYTES if last < self.manifest.n_layers else 0
+        most_bytes = sum(spec.slots * spec.tokens for spec in contexts) * row_bytes
         return estimate(
             self.manifest,
             first,
@@ -108,6 +111,7 @@ class Planner:
             contexts,
             chunk_tokens=self._chunk_tokens(contexts),
             kv_type=self.options.kv_type,
+            journal_bytes=min(self.options.journal_bytes, most_bytes),
             # room for the rest of the machine, unless the operator has said what may be used
             reserve_bytes=RESERVE_BYTES if self.options.memory_bytes is None else 0,
         )
