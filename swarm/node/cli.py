@@ -105,7 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-type",
         default="f16",
         metavar="TYPE",
-        help=f"element type of the KV cache: {', '.join(options.KV_TYPES)} (default: %(default)s)",
+        help=f"element type of the KV cache: {', '.join(options.KV_TYPES)} (default: %(default)s); with q8_0, half "
+        "of f16, a small GLM chose another token than with f32 in 1 of 100 places, with f16 in 1 of 400",
     )
     add("--mtp", action="store_true", help="draft tokens with the model's MTP block; for the layers up to the last one")
     add("--threads", type=int, metavar="N", help="threads of the engine (default: one per core)")
