@@ -26,12 +26,17 @@ READY = r"(?m)^ready:.*$"
 
 
 class NodeProcess:
-    """One ``swarm-node`` child whose output goes to ``log``. ``stop`` asks it to leave, ``join`` waits until it has."""
+    """One ``swarm-node`` child whose output goes to ``log``. ``stop`` asks it to leave, ``join`` waits until it has.
 
-    def __init__(self, arguments: Sequence[str], log: Path, *, prefix: Sequence[str] = ()) -> None:
+    ``module`` is what Python runs: tests put theirs around the node's command line.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], log: Path, *, prefix: Sequence[str] = (), module: str = "swarm.node.cli"
+    ) -> None:
         self.log = log
         self._output: IO[bytes] = log.open("wb")
-        command = [*prefix, sys.executable, "-m", "swarm.node.cli", *arguments]
+        command = [*prefix, sys.executable, "-m", module, *arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output)
 
     def wait_for(self, pattern: str, seconds: float = START_SECONDS) -> re.Match[str]:

@@ -39,33 +39,32 @@ class _Kept:
 
 def file_digests(paths: Sequence[Path], progress: Progress | None = None) -> tuple[str, ...]:
     """SHA-256 of each file in hex. ``progress`` is called only when something has to be read; what it raises passes."""
-    known = [_look_up(path) for path in paths]
+    known = [known_digest(path) for path in paths]
     total = sum(path.stat().st_size for path, digest in zip(paths, known, strict=True) if digest is None)
     done = 0
-    digests: list[str] = []
-    for path, digest in zip(paths, known, strict=True):
-        if digest is None:
-            kept = _compute(path, done, total, progress)
-            _keep(path, kept)
-            done += kept.size
-            digest = kept.sha256
-        digests.append(digest)
-    return tuple(digests)
+
+    def read(n_bytes: int) -> None:
+        nonlocal done
+        done += n_bytes
+        if progress is not None:
+            progress(done, total)
+
+    return tuple(digest or compute_digest(path, read) for path, digest in zip(paths, known, strict=True))
 
 
-def _compute(path: Path, done: int, total: int, progress: Progress | None) -> _Kept:
+def compute_digest(path: Path, on_bytes: Callable[[int], None]) -> str:
+    """Reads the file whole and keeps its SHA-256. ``on_bytes`` hears of every block; what it raises passes."""
     digest = hashlib.sha256()
     with _open(path) as stream:
         before = os.fstat(stream.fileno())
         for block in _blocks(stream, before.st_size, path):
             digest.update(block)
-            done += len(block)
-            if progress is not None:
-                progress(done, total)
+            on_bytes(len(block))
         after = os.fstat(stream.fileno())
     if _state(before) != _state(after):
         raise NotAModel(f"{path}: changed while it was read; wait until it is complete and start again")
-    return _Kept(*_state(after), digest.hexdigest())
+    _keep(path, _Kept(*_state(after), digest.hexdigest()))
+    return digest.hexdigest()
 
 
 def _open(path: Path) -> FileIO:
@@ -96,7 +95,8 @@ def _state(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def _look_up(path: Path) -> str | None:
+def known_digest(path: Path) -> str | None:
+    """The kept SHA-256 of a file that has not changed since."""
     state = _state(path.stat())
     for place in _places(path):
         kept = _read(place)

@@ -1,4 +1,4 @@
-"""The header of a GGUF: metadata and tensor table of one file or of a split set.
+"""The header of a GGUF file: metadata and tensor table.
 
 Everything is checked against the bytes that are there before it is allocated, as strictly as llama.cpp does, so that a
 damaged file is refused here with its name and not in the engine.
@@ -6,7 +6,6 @@ damaged file is refused here with its name and not in the engine.
 
 from __future__ import annotations
 
-import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,8 +30,7 @@ ALIGNMENT_KEY = "general.alignment"
 SPLIT_PREFIX = "split."
 
 _FIRST_READ_BYTES = 16 << 20
-_AGAIN = "download it again"
-_SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.ASCII)
+AGAIN = "download it again"
 
 _U32 = Struct("<I")
 _U64 = Struct("<Q")
@@ -64,7 +62,8 @@ class KvSlice:
 
 @dataclass(frozen=True)
 class FileHeader:
-    """One file's header. ``raw`` runs from the magic to the end of the tensor table."""
+    """One file's header. ``raw`` runs from the magic to the first byte of tensor data, padding included; a file without
+    tensors is all header."""
 
     metadata: Metadata
     pairs: tuple[KvSlice, ...] = field(repr=False)
@@ -85,17 +84,6 @@ class GgufFile:
     header: FileHeader
 
 
-@dataclass(frozen=True)
-class GgufSet:
-    """All files of an artifact, in order. The first one's metadata describes the model."""
-
-    files: tuple[GgufFile, ...]
-
-    @property
-    def metadata(self) -> Metadata:
-        return self.files[0].header.metadata
-
-
 class _EndOfData(Exception):
     """The header goes on beyond the bytes given."""
 
@@ -104,37 +92,34 @@ class _Damaged(Exception):
     """The header makes no sense; the text says where."""
 
 
-def open_gguf(path: Path) -> GgufSet:
-    """Reads the headers of a file, or of the whole split set when ``path`` is any one of its files."""
-    opened = read_file(path)
-    count = _split_count(opened)
-    if count <= 1:
-        return GgufSet((opened,))
-    files = tuple(opened if shard == path else read_file(shard) for shard in _shard_paths(path, count))
-    _check_set(files, count)
-    return GgufSet(files)
-
-
 def read_file(path: Path) -> GgufFile:
     """Reads one file's header and checks that no tensor ends beyond the file."""
+    file = read_header(path)
+    for tensor in file.header.tensors:
+        if tensor.offset + tensor.bytes > file.size_bytes:
+            raise NotAModel(
+                f"{path}: truncated: tensor {tensor.name} ends at byte {tensor.offset + tensor.bytes} and the file "
+                f"has {file.size_bytes}; {AGAIN}"
+            )
+    return file
+
+
+def read_header(path: Path) -> GgufFile:
+    """Reads one file's header; its tensors may be cut off."""
     size = _regular_size(path)
     limit = min(size, MAX_HEADER_BYTES)
     wanted = min(limit, _FIRST_READ_BYTES)
     try:
         with path.open("rb") as stream:
             data = stream.read(wanted)
-            while (header := _try_parse(data, path.name, complete=wanted >= limit)) is None:
+            while (header := _try_parse(data, path.name, complete=wanted >= size)) is None:
+                if wanted >= limit:
+                    raise NotAModel(f"{path}: its header is larger than {MAX_HEADER_BYTES >> 20} MiB; {AGAIN}")
                 more = min(limit, wanted * 4)
                 data += stream.read(more - wanted)
                 wanted = more
     except OSError as error:
         raise NotAModel(f"{path}: can't be read ({error.strerror}); check its permissions") from error
-    for tensor in header.tensors:
-        if tensor.offset + tensor.bytes > size:
-            raise NotAModel(
-                f"{path}: truncated: tensor {tensor.name} ends at byte {tensor.offset + tensor.bytes} and the file "
-                f"has {size}; {_AGAIN}"
-            )
     return GgufFile(path, size, header)
 
 
@@ -148,15 +133,13 @@ def parse_header(data: bytes, name: str) -> FileHeader:
 def _try_parse(data: bytes, name: str, *, complete: bool) -> FileHeader | None:
     """None when ``data`` ends inside the header and is not all there is."""
     try:
-        return _Parser(data, name).parse()
+        return _Parser(data, name).parse(complete=complete)
     except _EndOfData:
         if not complete:
             return None
-        if len(data) >= MAX_HEADER_BYTES:
-            raise NotAModel(f"{name}: its header is larger than {MAX_HEADER_BYTES >> 20} MiB; {_AGAIN}") from None
-        raise NotAModel(f"{name}: truncated: it ends inside the header, at byte {len(data)}; {_AGAIN}") from None
+        raise NotAModel(f"{name}: truncated: it ends inside the header, at byte {len(data)}; {AGAIN}") from None
     except _Damaged as error:
-        raise NotAModel(f"{name}: {error}; {_AGAIN}") from None
+        raise NotAModel(f"{name}: {error}; {AGAIN}") from None
 
 
 class _Parser:
@@ -167,7 +150,7 @@ class _Parser:
         self.name = name
         self.at = 0
 
-    def parse(self) -> FileHeader:
+    def parse(self, *, complete: bool) -> FileHeader:
         n_tensors, n_pairs = self._head()
         pairs: list[KvSlice] = []
         values: dict[str, Value] = {}
@@ -180,8 +163,12 @@ class _Parser:
             pairs.append(KvSlice(key, start, self.at))
         alignment = _alignment(values)
         table = [self._tensor() for _ in range(n_tensors)]
-        tensors = _placed(table, _padded(self.at, alignment), alignment)
-        return FileHeader(Metadata(self.name, values), tuple(pairs), tensors, self.data[: self.at])
+        start = _padded(self.at, alignment)
+        tensors = _placed(table, start, alignment)
+        end = start if tensors else len(self.data)
+        if end > len(self.data) or not (tensors or complete):
+            raise _EndOfData
+        return FileHeader(Metadata(self.name, values), tuple(pairs), tensors, self.data[:end])
 
     def _head(self) -> tuple[int, int]:
         if self.data[:4] != MAGIC[: len(self.data)] or not self.data:
@@ -323,44 +310,5 @@ def _regular_size(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise NotAModel(f"{path}: not a regular file; name a .gguf file")
     if status.st_size == 0:
-        raise NotAModel(f"{path}: empty, not a GGUF model; {_AGAIN}")
+        raise NotAModel(f"{path}: empty, not a GGUF model; {AGAIN}")
     return status.st_size
-
-
-def _split_count(file: GgufFile) -> int:
-    return file.header.metadata.integer("split.count", 1, high=MAX_FILES)
-
-
-def _shard_paths(path: Path, count: int) -> list[Path]:
-    match = _SHARD_NAME.fullmatch(path.name)
-    if match is None or int(match["count"]) != count:
-        raise NotAModel(
-            f"{path}: one of {count} files, but its name does not end in -00001-of-{count:05d}.gguf or the like; "
-            "give the files their original names back"
-        )
-    prefix = match["prefix"]
-    shards = [path.with_name(f"{prefix}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
-    missing = [shard for shard in shards if not shard.exists()]
-    if missing:
-        raise NotAModel(f"{missing[0]}: missing; the model has {count} files, download the others too")
-    return shards
-
-
-def _check_set(files: Sequence[GgufFile], count: int) -> None:
-    names: set[str] = set()
-    for index, file in enumerate(files):
-        metadata = file.header.metadata
-        if _split_count(file) != count or metadata.integer("split.no") != index:
-            raise NotAModel(f"{file.path}: not file {index + 1} of {count} of this model; {_AGAIN}")
-        names.update(tensor.name for tensor in file.header.tensors)
-    held = sum(len(file.header.tensors) for file in files)
-    claimed = files[0].header.metadata.integer("split.tensors.count", held)
-    if len(names) != held or held != claimed:
-        first = files[0].path
-        raise NotAModel(f"{first}: its {count} files hold {held} tensors, not {claimed} different ones; {_AGAIN}")
-
-
-def display_name(path: Path) -> str:
-    """The file's name without folder, ending and shard number."""
-    match = _SHARD_NAME.fullmatch(path.name)
-    return match["prefix"] if match else path.name.removesuffix(".gguf")

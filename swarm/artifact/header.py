@@ -7,19 +7,19 @@ from pathlib import Path
 from struct import pack
 
 from swarm.artifact.gguf_file import MAGIC, SPLIT_PREFIX, VERSIONS, parse_header, read_file
-from swarm.artifact.manifest import FileEntry
+from swarm.artifact.manifest import Manifest
 from swarm.errors import ArtifactMismatch
 
 
 def header_bytes(path: Path) -> bytes:
-    """One file's bytes from 0 to the end of its tensor table."""
+    """One file's bytes from 0 to the first byte of tensor data."""
     return read_file(path).header.raw
 
 
-def check_header(data: bytes, entry: FileEntry) -> None:
-    """Raises ``ArtifactMismatch`` unless ``data`` are the header bytes of this file."""
-    if len(data) != entry.header_bytes or hashlib.sha256(data).hexdigest() != entry.header_sha256:
-        raise ArtifactMismatch(f"a peer served other header bytes than the artifact's ({entry.name}); ask another peer")
+def check_header(data: bytes, manifest: Manifest) -> None:
+    """Raises ``ArtifactMismatch`` unless ``data`` are the header bytes of the first file, the one with the metadata."""
+    if len(data) != manifest.files[0].header_bytes or hashlib.sha256(data).hexdigest() != manifest.header_sha256:
+        raise ArtifactMismatch(f"a peer served other header bytes than those of {manifest.name}; ask another peer")
 
 
 def vocabulary_gguf(header: bytes) -> bytes:

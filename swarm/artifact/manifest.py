@@ -10,18 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
 from swarm.artifact import ggml_types
 from swarm.artifact.digest import Progress, file_digests
 from swarm.artifact.facts import ModelFacts, read_facts
-from swarm.artifact.gguf_file import GgufSet, TensorInfo, display_name, open_gguf
+from swarm.artifact.gguf_file import TensorInfo
+from swarm.artifact.gguf_set import GgufSet, display_name, open_gguf
 from swarm.ids import ArtifactId
 
-FORMAT = 1
+FORMAT = 2
 MAX_NAME = 128
 
 _KV_TYPES = {0: "F32", 1: "F16", 8: "Q8_0"}
@@ -32,13 +33,13 @@ _EXIT = ("output.", "output_norm.")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file. The name is the local one, empty in a manifest from a peer."""
+    """One file. The name is the local one, empty in a manifest from a peer. The header runs from byte 0 to the first
+    byte of tensor data, padding included; a file without tensors is all header."""
 
     name: str
     size_bytes: int
     sha256: str
     header_bytes: int
-    header_sha256: str
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,11 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Manifest(ModelFacts):
-    """The model's facts, its files and its tensor table."""
+    """The model's facts, its files and its tensor table. Only the first file's header carries metadata, so only that
+    one has a digest of its own: the others' say nothing that the table does not."""
 
     name: str
+    header_sha256: str
     files: tuple[FileEntry, ...] = field(repr=False)
     tensors: tuple[TensorEntry, ...] = field(repr=False)
 
@@ -101,12 +104,23 @@ class Manifest(ModelFacts):
     def kv_bytes(self, first: int, last: int, tokens: int, kv_type: int = 1, mtp: bool = False) -> int:
         return tokens * self.kv_bytes_per_token(first, last, kv_type, mtp)
 
+    def with_file_names(self, names: Sequence[str]) -> Manifest:
+        """The same artifact, its files under these names."""
+        files = zip(self.files, names, strict=True)
+        return replace(self, files=tuple(replace(file, name=name) for file, name in files))
+
     def to_json(self) -> bytes:
         """The canonical form, served to others: its SHA-256 is the artifact id."""
         model = {part.name: getattr(self, part.name) for part in fields(ModelFacts)}
-        files = [[file.size_bytes, file.sha256, file.header_bytes, file.header_sha256] for file in self.files]
+        files = [[file.size_bytes, file.sha256, file.header_bytes] for file in self.files]
         tensors = [[tensor.name, tensor.file, tensor.offset, tensor.type, tensor.dims] for tensor in self.tensors]
-        document = {"format": FORMAT, "model": model, "files": files, "tensors": tensors}
+        document = {
+            "format": FORMAT,
+            "model": model,
+            "header_sha256": self.header_sha256,
+            "files": files,
+            "tensors": tensors,
+        }
         return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
     @classmethod
@@ -129,14 +143,14 @@ class Manifest(ModelFacts):
     def _by_layer(self) -> Mapping[int, tuple[TensorEntry, ...]]:
         groups: dict[int, list[TensorEntry]] = {}
         for tensor in self.tensors:
-            match = _LAYER.match(tensor.name)
-            if match is not None and not self._is_dead(int(match[1]), tensor):
-                groups.setdefault(int(match[1]), []).append(tensor)
+            layer = layer_of(tensor.name)
+            if layer is not None and not self._is_dead(layer, tensor):
+                groups.setdefault(layer, []).append(tensor)
         return {layer: tuple(group) for layer, group in groups.items()}
 
     @cached_property
     def _without_layer(self) -> tuple[TensorEntry, ...]:
-        return tuple(tensor for tensor in self.tensors if _LAYER.match(tensor.name) is None)
+        return tuple(tensor for tensor in self.tensors if layer_of(tensor.name) is None)
 
     def _is_dead(self, layer: int, tensor: TensorEntry) -> bool:
         """GLM-5.2's file has indexer tensors in layers, and in the MTP block, that never run them."""
@@ -145,16 +159,27 @@ class Manifest(ModelFacts):
         return layer >= self.n_layers or not self.indexer_types[layer]
 
 
+def layer_of(tensor_name: str) -> int | None:
+    """The layer, or MTP block, that a tensor belongs to."""
+    match = _LAYER.match(tensor_name)
+    return None if match is None else int(match[1])
+
+
 def load_manifest(path: Path | str, progress: Progress | None = None) -> Manifest:
     """Manifest of a GGUF; any file of a split set stands for the set. Digests are kept beside the files, so only the
     first call reads them whole; ``progress(bytes done, bytes in all)`` may raise to stop that."""
-    opened = open_gguf(Path(path))
+    return manifest_of(open_gguf(Path(path)), progress)
+
+
+def manifest_of(opened: GgufSet, progress: Progress | None = None) -> Manifest:
+    """``load_manifest`` of a set that is open."""
     tensors = {tensor.name: tensor for file in opened.files for tensor in file.header.tensors}
     facts = read_facts(opened.metadata, tensors)
     digests = file_digests([file.path for file in opened.files], progress)
     return Manifest(
         **{part.name: getattr(facts, part.name) for part in fields(ModelFacts)},
-        name=display_name(Path(path))[:MAX_NAME],
+        name=display_name(opened.files[0].path)[:MAX_NAME],
+        header_sha256=hashlib.sha256(opened.files[0].header.raw).hexdigest(),
         files=tuple(_file_entries(opened, digests)),
         tensors=tuple(_tensor_entries(opened)),
     )
@@ -162,8 +187,7 @@ def load_manifest(path: Path | str, progress: Progress | None = None) -> Manifes
 
 def _file_entries(opened: GgufSet, digests: Iterable[str]) -> Iterable[FileEntry]:
     for file, digest in zip(opened.files, digests, strict=True):
-        raw = file.header.raw
-        yield FileEntry(file.path.name, file.size_bytes, digest, len(raw), hashlib.sha256(raw).hexdigest())
+        yield FileEntry(file.path.name, file.size_bytes, digest, file.header.header_bytes)
 
 
 def _tensor_entries(opened: GgufSet) -> Iterable[TensorEntry]:

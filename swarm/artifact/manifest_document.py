@@ -21,7 +21,7 @@ _Width = Annotated[int, Field(ge=0, le=MAX_WIDTH)]
 _Offset = Annotated[int, Field(ge=0, le=1 << 60)]
 _Dims = Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_ELEMENTS)], ...], Field(max_length=MAX_DIMS)]
 _TensorName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,63}\z")]
-_File = tuple[_Offset, _Sha256, Annotated[int, Field(ge=1, le=MAX_HEADER_BYTES)], _Sha256]
+_File = tuple[_Offset, _Sha256, Annotated[int, Field(ge=1, le=MAX_HEADER_BYTES)]]
 _Tensor = tuple[_TensorName, Annotated[int, Field(ge=0, lt=MAX_FILES)], _Offset, str, _Dims]
 
 
@@ -57,6 +57,7 @@ class _Model(_Strict):
 class _Document(_Strict):
     format: Literal[FORMAT]  # type: ignore[valid-type]
     model: _Model
+    header_sha256: _Sha256
     files: Annotated[tuple[_File, ...], Field(min_length=1, max_length=MAX_FILES)]
     tensors: Annotated[tuple[_Tensor, ...], Field(min_length=1, max_length=MAX_TENSORS)]
 
@@ -89,6 +90,7 @@ def _build(document: _Document, name: str) -> Manifest:
     return Manifest(
         **document.model.model_dump(),
         name=name,
+        header_sha256=document.header_sha256,
         files=tuple(FileEntry("", *file) for file in document.files),
         tensors=tuple(
             TensorEntry(tensor, file, offset, ggml_types.tensor_bytes(kind, dims), kind, dims)
@@ -99,8 +101,6 @@ def _build(document: _Document, name: str) -> Manifest:
 
 def _check(manifest: Manifest) -> None:
     _check_model(manifest)
-    if any(file.header_bytes > file.size_bytes for file in manifest.files):
-        raise _malformed("a file is smaller than its header")
     _check_table(manifest.files, manifest.tensors)
 
 
@@ -114,6 +114,7 @@ def _check_model(facts: ModelFacts) -> None:
 
 
 def _check_table(files: Sequence[FileEntry], tensors: Sequence[TensorEntry]) -> None:
+    _check_headers(files, tensors)
     ends = [file.header_bytes for file in files]
     names: set[str] = set()
     for tensor in tensors:
@@ -125,6 +126,14 @@ def _check_table(files: Sequence[FileEntry], tensors: Sequence[TensorEntry]) -> 
             raise _malformed(f"tensor {tensor.name} comes twice")
         names.add(tensor.name)
         ends[tensor.file] = tensor.offset + tensor.bytes
+
+
+def _check_headers(files: Sequence[FileEntry], tensors: Sequence[TensorEntry]) -> None:
+    """A header ends where the file's first tensor begins, or with the file."""
+    ends = {index: file.size_bytes for index, file in enumerate(files)}
+    ends.update((tensor.file, tensor.offset) for tensor in reversed(tensors))
+    if any(file.header_bytes != ends[index] for index, file in enumerate(files)):
+        raise _malformed("a header ends elsewhere than its file's tensors begin")
 
 
 def _malformed(what: str) -> ArtifactError:

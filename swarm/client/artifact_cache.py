@@ -1,7 +1,7 @@
 """What a client needs of an artifact without having the model: manifest and vocabulary, taken from nodes and checked.
 
-The artifact id is a digest of the manifest, and the manifest holds the digest of each file's header, so it does not
-matter who sends the bytes: a peer that sends wrong ones is named, skipped, and the next one is asked.
+The artifact id is a digest of the manifest, and the manifest holds the digest of the first file's header, so it does
+not matter who sends the bytes: a peer that sends wrong ones is named, skipped, and the next one is asked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_HEADER_BYTES = 256 << 20
 LOCK_POLL_SECONDS = 0.1
-VOCABULARY_FILE = 0  # of a split set, the first file holds the tokenizer
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ class PieceRequest:
 
     artifact_id: ArtifactId
     piece: pb.ArtifactPiece.ValueType
-    file_index: int
     limit_bytes: int
 
 
@@ -118,17 +116,17 @@ class ArtifactCache:
     ) -> CachedArtifact:
         fetch = _Fetch(self.folder(artifact_id), artifact_id, sources, reader, on_progress)
         manifest_bytes = await fetch.piece(
-            PieceRequest(artifact_id, pb.MANIFEST, 0, MAX_MANIFEST_BYTES),
+            PieceRequest(artifact_id, pb.MANIFEST, MAX_MANIFEST_BYTES),
             lambda data: _is_manifest(data, artifact_id),
         )
         manifest = Manifest.from_json(manifest_bytes, artifact_id)
-        size = manifest.files[VOCABULARY_FILE].header_bytes
+        size = manifest.files[0].header_bytes
         if size > MAX_HEADER_BYTES:
             raise ArtifactMismatch(
                 f"the manifest of {manifest.name} claims a header of {size} bytes; ask for another model with --model"
             )
         header = await fetch.piece(
-            PieceRequest(artifact_id, pb.HEADER, VOCABULARY_FILE, size),
+            PieceRequest(artifact_id, pb.HEADER, size),
             lambda data: _header_matches(data, manifest),
         )
         return await asyncio.to_thread(self._store, artifact_id, manifest, manifest_bytes, header)
@@ -169,7 +167,7 @@ class _Fetch:
         self._failures: list[str] = []
 
     async def piece(self, request: PieceRequest, good: Callable[[bytes], bool]) -> bytes:
-        part = _Part(self._folder / f"{pb.ArtifactPiece.Name(request.piece).lower()}-{request.file_index}.part")
+        part = _Part(self._folder / f"{pb.ArtifactPiece.Name(request.piece).lower()}.part")
         while self._sources:
             source = self._sources[0]
             resumed = part.size > 0
@@ -243,7 +241,7 @@ def _is_manifest(data: bytes, artifact_id: ArtifactId) -> bool:
 
 def _header_matches(data: bytes, manifest: Manifest) -> bool:
     try:
-        check_header(data, manifest.files[VOCABULARY_FILE])
+        check_header(data, manifest)
     except ArtifactMismatch:
         return False
     return True

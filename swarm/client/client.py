@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakSet
 
 from dht.errors import BadAddress, ClockSkewed, DhtError
@@ -16,7 +16,8 @@ from swarm.client.artifact_cache import ArtifactCache, Source
 from swarm.client.config import ClientConfig
 from swarm.client.generate import Generation, GenerationOptions
 from swarm.client.opening import Avoided, Need, SessionOpener
-from swarm.client.template import Message
+from swarm.client.reply import THINK, ReplyParser
+from swarm.client.template import Message, ThinkingOptions
 from swarm.errors import ArtifactMismatch, ClockSkew, NetworkError, NoPeersGiven, NoRoute, PeerFailed, UsageError
 from swarm.ids import ArtifactId, PeerId
 from swarm.protocol import clean_text
@@ -45,8 +46,10 @@ class SwarmClient:
 
         async with SwarmClient.connect(["/ip4/.../p2p/..."]) as client:
             async with await client.chat([{"role": "user", "content": "Hello"}]) as answer:
-                async for token in answer:
-                    print(token.text, end="")
+                async for event in answer.events():
+                    match event:
+                        case Answer(text):
+                            print(text, end="")
 
     Leaving the block ends every session that is still open. Not thread-safe: use it in the loop that opened it.
     """
@@ -175,12 +178,17 @@ class SwarmClient:
         context_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        **thinking: Unpack[ThinkingOptions],
     ) -> Generation:
-        """Answers ``messages`` through the model's template, which may know further variables: ``reasoning_effort``,
-        ``enable_thinking``, ``clear_thinking``."""
+        """Answers ``messages`` through the model's template; ``template_variables`` are for others than GLM's.
+
+        The answer comes as tokens or as ``events()``: thinking, answer and tool calls apart. What to append to
+        ``messages`` for the next turn is ``progress.reply.message()``.
+        """
         artifact = await self.artifact(model)
-        text = artifact.template.render(messages, tools=tools, **(template_variables or {}))
-        return self._generation(artifact, artifact.encode(text), options, context_tokens)
+        text = artifact.template.render(messages, tools=tools, **{**(template_variables or {}), **thinking})
+        parser = ReplyParser(artifact.reply_format, thinking=text.rstrip().endswith(THINK), tools=tools or ())
+        return self._generation(artifact, artifact.encode(text), options, context_tokens, parser)
 
     def _generation(
         self,
@@ -188,13 +196,14 @@ class SwarmClient:
         tokens: Sequence[int],
         options: GenerationOptions | None,
         context_tokens: int | None,
+        parser: ReplyParser | None = None,
     ) -> Generation:
         options = options or GenerationOptions(sampling=artifact.sampling, prefill_window=self.config.prefill_window)
         wrong = [token for token in tokens if not 0 <= token < artifact.manifest.n_vocab]
         if wrong:
             raise UsageError(f"token {wrong[0]} is outside the vocabulary of {artifact.name}; give ids of this model")
         need = Need(len(tokens), options.max_tokens, context_tokens)
-        return Generation(tokens, options, artifact.vocabulary, lambda: self._open(artifact, need), self._blame)
+        return Generation(tokens, options, artifact.vocabulary, lambda: self._open(artifact, need), self._blame, parser)
 
     async def _open(self, artifact: ClientArtifact, need: Need) -> ChainSession:
         session = await self._opener(artifact).open(need)

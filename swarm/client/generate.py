@@ -13,6 +13,7 @@ from enum import StrEnum
 from shim.types import RowSummary
 from swarm.client.chain import ChainSession, StepAnswer, StepRequest, WantedRow
 from swarm.client.hop import HopPlace
+from swarm.client.reply import Reply, ReplyEvent, ReplyParser
 from swarm.client.sampler import GREEDY, KnownLogits, Sampler, SamplingParams, log_probability
 from swarm.client.stops import StopStrings
 from swarm.client.trace import HopSummary, StepTrace, summarise
@@ -53,6 +54,7 @@ class Token:
     """One generated token at ``position``.
 
     ``text`` is what became certain with it: empty while a character is unfinished or a stop string may be beginning.
+    ``events`` is the same taken apart, and a little later where a mark may be beginning: thinking, answer, tool calls.
     ``log_probability`` is the model's own, at the temperature of the request (1 when greedy), before filters.
     """
 
@@ -62,6 +64,7 @@ class Token:
     log_probability: float
     is_stop: bool
     trace: StepTrace  # of the step whose row it was drawn from
+    events: tuple[ReplyEvent, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ class Progress:
     """What has happened so far; complete when the iteration has ended."""
 
     token_ids: list[int] = field(default_factory=list)  # without the stop token
-    text: str = ""
+    text: str = ""  # all of it, marks included
+    reply: Reply = field(default_factory=Reply)  # the same text, taken apart
     stop_reason: StopReason | None = None
     stop_string: str | None = None
     prefill: list[StepTrace] = field(default_factory=list)
@@ -114,6 +118,7 @@ class Generation:
         vocabulary: Vocabulary,
         open_session: OpenSession,
         on_peer_failed: Callable[[PeerFailed], None] = lambda _: None,
+        parser: ReplyParser | None = None,
     ) -> None:
         if not prompt:
             raise UsageError("the prompt is empty; give some text")
@@ -121,7 +126,8 @@ class Generation:
         self.options = options
         seed = options.sampling.seed
         self.seed = secrets.randbits(53) if seed is None else seed
-        self.progress = Progress()
+        self._parser = parser or ReplyParser()
+        self.progress = Progress(reply=self._parser.reply)
         self.route: tuple[HopPlace, ...] = ()
         self.context_tokens = 0
         self._vocabulary = vocabulary
@@ -146,10 +152,16 @@ class Generation:
         await self._tokens.aclose()
 
     async def finish(self) -> str:
-        """Runs to the end and returns the text."""
+        """Runs to the end and returns the answer, without thinking; ``progress`` has everything."""
         async for _ in self:
             pass
-        return self.progress.text
+        return self.progress.reply.answer
+
+    async def events(self) -> AsyncIterator[ReplyEvent]:
+        """The answer as ``Thinking``, ``Answer`` and ``ToolCall``, instead of the tokens."""
+        async for token in self:
+            for event in token.events:
+                yield event
 
     @property
     def hops(self) -> tuple[HopSummary, ...]:
@@ -178,6 +190,7 @@ class Generation:
             self._on_peer_failed(error)
             raise
         finally:
+            self._parser.finish()
             await session.close()
 
     def _begin(self, session: ChainSession) -> None:
@@ -204,6 +217,7 @@ class Generation:
                 log_probability=drawn.log_probability,
                 is_stop=reason is StopReason.STOP_TOKEN,
                 trace=answer.trace,
+                events=self._take_apart(text, reason),
             )
             self.progress.stop_reason = reason
             yield token
@@ -212,6 +226,10 @@ class Generation:
             async with clock.limit():
                 answer = await self._decode(session, len(history), drawn.id, history)
             history.append(drawn.id)
+
+    def _take_apart(self, text: str, reason: StopReason | None) -> tuple[ReplyEvent, ...]:
+        events = self._parser.feed(text)
+        return events if reason is None else (*events, *self._parser.finish())
 
     async def _prefill(self, session: ChainSession) -> StepAnswer:
         """Sends the chunks ahead of their answers, so that every hop has work; only the last one asks for logits."""

@@ -31,9 +31,7 @@ class InfoReader:
 
     async def parts(self, source: Source, request: PieceRequest, offset: int) -> AsyncIterator[tuple[int, bytes]]:
         """Yields (total bytes, data) from ``offset`` to the end."""
-        question = pb.ArtifactRequest(
-            artifact_id=request.artifact_id, piece=request.piece, file_index=request.file_index, offset=offset
-        )
+        question = pb.ArtifactRequest(artifact_id=request.artifact_id, piece=request.piece, offset=offset)
         async with self._asked(source, question) as stream:
             while True:
                 part = await self._receive(source, stream)

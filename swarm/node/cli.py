@@ -20,12 +20,13 @@ from dht.addresses import parse_peers
 from dht.errors import BadAddress
 from dht.record import NodeState
 from swarm import __version__
+from swarm.artifact.catalog import GLM52, NAMES, find_model
 from swarm.errors import NoPeersGiven, SwarmError, UsageError
 from swarm.node import options
 from swarm.node.config import ModelOptions, NetworkOptions, NodeConfig, Timeouts
 from swarm.node.console import BarConsole, PlainConsole
 from swarm.node.files import raise_open_files_limit
-from swarm.node.settings import Settings, config_path, load_settings
+from swarm.node.settings import DEFAULT_MODEL, Settings, config_path, load_settings
 from swarm.node.slots import parse_slots
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ examples:
     swarm-node --model model.gguf --layers 0:10 --new-swarm
   next machine, with the layers that the swarm needs most and that fit:
     swarm-node --model model.gguf --initial-peers /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW...
+  the same with GLM-5.2, whose files lie in a folder:
+    swarm-node --model glm-5.2-ud-iq1_s --model-dir /models/GLM-5.2 --initial-peers ADDRESS
   a fixed port, 20 GiB at most, eight sessions of 4,096 tokens and two of 65,536:
     swarm-node --model model.gguf --listen 0.0.0.0:4001 --memory 20GiB --slots 8x4096,2x65536
 
@@ -86,7 +89,17 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument_group("what to serve").add_argument
-    add("--model", metavar="PATH|NAME", help="GGUF file; of a split set, any of its files (default: glm-5.2-ud-iq1_s)")
+    add(
+        "--model",
+        metavar="NAME|PATH",
+        help=f"{', '.join(NAMES)}, or a GGUF file; of a split set, any of its files (default: {DEFAULT_MODEL})",
+    )
+    add(
+        "--model-dir",
+        type=Path,
+        metavar="DIR",
+        help=f"folder with the files of {GLM52.name} (default: {GLM52.variable} in the environment)",
+    )
     add(
         "--layers", default="auto", metavar="A:B|auto", help="layers A to B-1; auto: the ones the swarm lacks (default)"
     )
@@ -151,8 +164,10 @@ def _config(given: argparse.Namespace, settings: Settings) -> NodeConfig:
         public_name=given.name[:128],
     )
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    found = find_model(given.model or settings.model, given.model_dir)
     model = ModelOptions(
-        path=options.model_path(given.model or settings.model),
+        path=found.path,
+        name=found.name,
         layers=given.layers,
         memory_bytes=None if given.memory is None else options.memory_bytes(given.memory),
         threads=options.count("--threads", given.threads, 1, 512) or cores,
@@ -185,7 +200,7 @@ def _console(given: argparse.Namespace, config: NodeConfig) -> PlainConsole:
     def on_joined(addresses: Sequence[str]) -> str | None:
         if not given.new_swarm or not addresses:
             return None
-        model = shlex.quote(given.model or str(config.model.path))
+        model = shlex.quote(given.model or config.model.name or str(config.model.path))
         return f"next machine: swarm-node --model {model} --initial-peers {addresses[0]}"
 
     if sys.stderr.isatty():

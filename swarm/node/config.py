@@ -45,6 +45,7 @@ class ModelOptions:
     chunk_tokens: int | None = None  # None: by measured speed
     kv_type: KvType = KvType.F16
     mtp: bool = False  # load the MTP block, on the span that ends with the last layer
+    name: str = ""  # the catalog's, for a model chosen by it
 
 
 @dataclass(frozen=True)

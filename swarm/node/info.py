@@ -23,8 +23,7 @@ class InfoHandler:
         self._shared = shared
         self._folder = folder
         self._manifest_json = shared.manifest.to_json()
-        # A header may have many megabytes: everyone who asks is sent the same ones.
-        self._headers: dict[int, bytes] = {}
+        self._header_bytes: bytes | None = None  # it may have many megabytes: everyone who asks is sent the same ones
         self._reading = asyncio.Lock()
 
     async def __call__(self, _peer: PeerId, stream: FrameStream) -> None:
@@ -55,22 +54,19 @@ class InfoHandler:
         ours = self._shared.manifest.artifact_id
         if request.artifact_id != ours:
             raise WireError(pb.WRONG_ARTIFACT, "another artifact is served here", theirs=request.artifact_id, ours=ours)
-        piece = self._manifest_json if request.piece == pb.MANIFEST else await self._header(request.file_index)
+        piece = self._manifest_json if request.piece == pb.MANIFEST else await self._header()
         for part in artifact_parts(piece, request.offset):
             async with self._limit():
                 await stream.send(part)
 
-    async def _header(self, index: int) -> bytes:
-        files = self._shared.manifest.files
-        if index >= len(files):
-            raise WireError(pb.MALFORMED, f"file {index} of {len(files)} was asked for")
-        entry = files[index]
+    async def _header(self) -> bytes:
+        first = self._shared.manifest.files[0]
         try:
             async with self._reading:
-                if index not in self._headers:
-                    path = self._folder / entry.name
-                    self._headers[index] = await asyncio.to_thread(_read_start, path, entry.header_bytes)
-                return self._headers[index]
+                if self._header_bytes is None:
+                    path = self._folder / first.name
+                    self._header_bytes = await asyncio.to_thread(_read_start, path, first.header_bytes)
+                return self._header_bytes
         except OSError:
             raise WireError(pb.INTERNAL, "the file can't be read any more") from None
 

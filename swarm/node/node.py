@@ -18,7 +18,8 @@ from dht.record import MAX_TEXT, NodeState, SpanRecord
 from shim.build import library_path
 from shim.errors import EngineDied
 from shim.types import EngineConfig
-from swarm.artifact import Manifest, available_memory, load_manifest
+from swarm.artifact import Manifest, available_memory
+from swarm.artifact.catalog import LocalModel, open_model
 from swarm.errors import NetworkError
 from swarm.node.config import NodeConfig
 from swarm.node.engine_host import EngineHost
@@ -180,7 +181,7 @@ class SwarmNode:
     async def _live(self) -> None:
         with as_swarm_error(), first_of_group():
             async with AsyncExitStack() as stack:
-                self._manifest = await self._load_manifest()
+                self._manifest = await self._open_model()
                 planner = Planner(self._manifest, self.config.model, available_memory())
                 plan = planner.explicit()
                 if plan is not None:
@@ -193,19 +194,22 @@ class SwarmNode:
                 self._reporter.joined(self.addresses)
                 await self._serve(stack, plan)
 
-    async def _load_manifest(self) -> Manifest:
-        path = self.config.model.path
+    async def _open_model(self) -> Manifest:
+        options = self.config.model
         cancelled = False
 
         def hashed(done: int, total: int) -> None:
             if cancelled:
                 raise InterruptedError
-            self._reporter.progress(f"hashing {path.name}", done / max(total, 1))
+            self._reporter.progress(f"hashing {options.path.name}", done / max(total, 1))
 
         try:
-            return await asyncio.to_thread(load_manifest, path, hashed)
+            copy = await asyncio.to_thread(open_model, LocalModel(options.path, options.name), hashed)
         finally:
             cancelled = True  # a thread can only be asked to stop
+        for remark in copy.remarks:
+            self._reporter.line(remark)
+        return copy.manifest
 
     def _show(self, plan: Plan) -> None:
         """The sum comes before the verdict, and both before anything is loaded."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from dht.addresses import parse_listen_address
 from dht.errors import BadAddress
 from shim.types import KvType
 from swarm.errors import UsageError
-from swarm.node.settings import DEFAULT_MODEL
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _KV_TYPES = {"f32": KvType.F32, "f16": KvType.F16, "q8_0": KvType.Q8_0}
@@ -52,14 +50,3 @@ def count(option: str, value: int | None, low: int, high: int) -> int | None:
     if value is not None and not low <= value <= high:
         raise UsageError(f"{option} {value}: out of range; choose {low} to {high}")
     return value
-
-
-def model_path(text: str) -> Path:
-    """A path; the pinned model's name can't be resolved to one yet."""
-    path = Path(text).expanduser()
-    if text == DEFAULT_MODEL and not path.exists():
-        raise UsageError(
-            f"the model {DEFAULT_MODEL} can't be fetched by name yet; download it and pass its first file: "
-            "swarm-node --model /path/to/MODEL.gguf"
-        )
-    return path

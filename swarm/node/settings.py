@@ -1,6 +1,6 @@
 """Defaults from the environment and the user's configuration file, ``config.toml`` in the user's config folder:
 
-model = "/models/glm-5.2-ud-iq1_s-00001-of-00006.gguf"
+model = "glm-5.2-ud-iq1_s"
 initial_peers = ["/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW..."]
 """
 

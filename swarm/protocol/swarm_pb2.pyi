@@ -57,7 +57,7 @@ class _ArtifactPieceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Artifac
     MANIFEST: _ArtifactPiece.ValueType  # 1
     """canonical JSON; its SHA-256 is the artifact id"""
     HEADER: _ArtifactPiece.ValueType  # 2
-    """bytes of one file from 0 to the end of the tensor table"""
+    """the first file's bytes from 0 to its tensor data; the manifest has their SHA-256"""
 
 class ArtifactPiece(_ArtifactPiece, metaclass=_ArtifactPieceEnumTypeWrapper): ...
 
@@ -65,7 +65,7 @@ ARTIFACT_PIECE_UNSPECIFIED: ArtifactPiece.ValueType  # 0
 MANIFEST: ArtifactPiece.ValueType  # 1
 """canonical JSON; its SHA-256 is the artifact id"""
 HEADER: ArtifactPiece.ValueType  # 2
-"""bytes of one file from 0 to the end of the tensor table"""
+"""the first file's bytes from 0 to its tensor data; the manifest has their SHA-256"""
 Global___ArtifactPiece: _TypeAlias = ArtifactPiece  # noqa: Y015
 
 class _ActivationEncoding:
@@ -405,11 +405,9 @@ class ArtifactRequest(_message.Message):
 
     ARTIFACT_ID_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
-    FILE_INDEX_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     artifact_id: _builtins.str
     piece: Global___ArtifactPiece.ValueType
-    file_index: _builtins.int
     offset: _builtins.int
     """resume"""
     def __init__(
@@ -417,12 +415,11 @@ class ArtifactRequest(_message.Message):
         *,
         artifact_id: _builtins.str = ...,
         piece: Global___ArtifactPiece.ValueType = ...,
-        file_index: _builtins.int = ...,
         offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_id", b"artifact_id", "file_index", b"file_index", "offset", b"offset", "piece", b"piece"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_id", b"artifact_id", "offset", b"offset", "piece", b"piece"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -150,7 +150,6 @@ def _slot_class(slot: pb.SlotClass) -> None:
 def _artifact_request(message: pb.ArtifactRequest) -> None:
     _artifact_id(message.artifact_id)
     _known("piece", message.piece, (pb.MANIFEST, pb.HEADER))
-    _between("file_index", message.file_index, 0, limits.MAX_FILES)
     _between("offset", message.offset, 0, limits.MAX_ARTIFACT_PIECE_BYTES)
 
 

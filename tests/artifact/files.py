@@ -41,10 +41,13 @@ def write_glm(
     n_ctx: int = 4096,
     mtp: bool = True,
     mtp_tensors: bool = True,
+    dead_indexers: bool = True,
+    half: bool = False,
     split_tensors: int = 0,
 ) -> Path:
-    """glm-dsa with indexer tensors in every layer, as GLM-5.2's file has them. ``split_tensors`` writes a split set
-    whose first file holds no tensors; the path returned is that file's."""
+    """glm-dsa with indexer tensors in every layer, as GLM-5.2's file has them, unless ``dead_indexers`` is false: then
+    only where ``full`` says so. ``half`` makes the indexers' tensors F16. ``split_tensors`` writes a split set whose
+    first file holds no tensors; the path returned is that file's."""
     splitting = {"split_max_tensors": split_tensors, "small_first_shard": True} if split_tensors else {}
     writer = gguf.GGUFWriter(path, "glm-dsa", **splitting)
     writer.add_context_length(n_ctx)
@@ -71,7 +74,9 @@ def write_glm(
     _ends(writer, tied=False)
     for layer in range(n_layers + (mtp and mtp_tensors)):
         _add(writer, f"blk.{layer}.attn_norm.weight", N_EMBD)
-        _add(writer, f"blk.{layer}.indexer.attn_k.weight", 32, N_EMBD)
+        if dead_indexers or full is None or (layer < n_layers and full[layer]):
+            kind = np.float16 if half else np.float32
+            writer.add_tensor(f"blk.{layer}.indexer.attn_k.weight", np.zeros((32, N_EMBD), dtype=kind))
     if mtp and mtp_tensors:
         _add(writer, f"blk.{n_layers}.nextn.eh_proj.weight", N_EMBD, 2 * N_EMBD)
     return _finish(writer, path, split=bool(split_tensors))

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swarm.artifact.gguf_file import MAX_TENSORS, FileHeader, display_name, open_gguf, parse_header, read_file
+from swarm.artifact.gguf_file import MAX_TENSORS, FileHeader, parse_header, read_file
+from swarm.artifact.gguf_set import display_name, open_gguf
 from swarm.errors import NotAModel
 from tests.artifact import files
 

@@ -47,7 +47,7 @@ def test_smollm2(smollm2_path: Path) -> None:
     assert manifest.is_tied
     assert manifest.stop_tokens == (2,)
     assert manifest.files[0].sha256 == hashlib.sha256(smollm2_path.read_bytes()).hexdigest()
-    # everything behind the header and its padding is tensors
+    # everything behind the header is tensors
     data = smollm2_path.stat().st_size - manifest.files[0].header_bytes
     assert data - 32 < manifest.span_bytes(0, 30) <= data
     # 3 KV heads of 64, key and value, f16
@@ -85,6 +85,27 @@ def test_glm_leaves_out_what_no_graph_reads(glm: Manifest) -> None:
     assert glm.span_bytes(3, 6, mtp=True) == exit_bytes + block + EMBEDDING_BYTES
     assert glm.span_bytes(1, 3, mtp=True) == own + shared
     assert glm.span_bytes(0, 6, mtp=True) == sum(glm.layer_bytes) + 2 * EMBEDDING_BYTES + NORM_BYTES
+
+
+def test_indexers_that_no_layer_runs_may_be_absent(glm: Manifest, folder: Path) -> None:
+    full = glm.indexer_types
+    lean = load_manifest(files.write_glm(folder / "lean.gguf", 6, full=full, dead_indexers=False))
+    named = {tensor.name for tensor in lean.tensors}
+    assert len(glm.tensors) - len(named) == 4  # three shared layers and the MTP block
+    assert lean.layer_bytes == glm.layer_bytes
+    assert lean.cuts == glm.cuts
+    assert lean.kv_widths == glm.kv_widths
+    for span in ((0, 1), (1, 3), (3, 6)):
+        needed = [[tensor.name for tensor in one.span_tensors(*span, mtp=True)] for one in (lean, glm)]
+        assert needed[0] == needed[1]
+        assert set(needed[0]) <= named
+
+
+def test_the_schedule_is_the_same_from_the_key_and_without_it(glm52_shape: Manifest, folder: Path) -> None:
+    full = glm52_shape.indexer_types
+    keyed = load_manifest(files.write_glm(folder / "keyed.gguf", 78, full=full, n_ctx=1 << 20, dead_indexers=False))
+    assert keyed.indexer_types == full
+    assert keyed.layer_bytes == glm52_shape.layer_bytes
 
 
 def test_glm_caches_keys_only(glm: Manifest) -> None:
@@ -237,7 +258,8 @@ def _drop(*path: str) -> Change:
 
 
 HOSTILE: dict[str, Change] = {
-    "other format": _set("format", to=2),
+    "the format before": _set("format", to=1),
+    "other format": _set("format", to=3),
     "unknown field": _set("extra", to=1),
     "no tensors": _set("tensors", to=[]),
     "no files": _set("files", to=[]),
@@ -255,9 +277,12 @@ HOSTILE: dict[str, Change] = {
     "stop token outside": _set("model", "stop_tokens", to=[files.N_VOCAB]),
     "odd architecture": _set("model", "arch", to="glm-dsa\n"),
     "digest too short": _set("files", 0, 1, to="ab"),
+    "header digest too short": _set("header_sha256", to="ab"),
+    "no header digest": _drop("header_sha256"),
     "digest with newline": _set("files", 0, 1, to="a" * 64 + "\n"),
     "negative size": _set("files", 0, 0, to=-1),
     "header beyond the file": _set("files", 0, 2, to=1 << 27),
+    "header before the tensors": _set("files", 0, 2, to=32),
     "tensor in no file": _set("tensors", 0, 1, to=1),
     "tensor before the data": _set("tensors", 0, 2, to=0),
     "tensor beyond the file": _set("tensors", -1, 2, to=1 << 50),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shim.engine import Engine
 from shim.types import ContextSpec, EngineConfig, KvType
+from swarm.artifact.catalog import GLM52
 from swarm.artifact.manifest import Manifest, load_manifest
 from swarm.artifact.memory import SpanMemory, available_memory, compute_bytes, describe, estimate, format_bytes
 from tests.artifact import files
@@ -29,34 +30,24 @@ def test_weights_and_kv_are_exact(glm: Manifest) -> None:
     assert memory.kv_bytes == (3 * 1024 + 2048) * glm.kv_bytes_per_token(1, 3, KvType.F32)
 
 
-# what the engine reported for layers of GLM-5.2's shapes: (is exit, tokens of the slot, rows, MiB)
+# what the engine reported for four layers of GLM-5.2: (is exit, tokens of the slot, rows, MiB)
 GLM52_COMPUTE = [
     (False, 4096, 512, 244.1),
     (False, 65536, 512, 476.1),
     (False, 65536, 64, 59.6),
+    (False, 131072, 512, 732.1),
+    (False, 131072, 128, 183.1),
     (False, 1024, 128, 57.1),
     (True, 4096, 512, 326.5),
     (True, 65536, 512, 464.1),
+    (True, 131072, 512, 732.1),
     (True, 1024, 128, 85.7),
 ]
 
 
 @pytest.mark.parametrize(("is_exit", "tokens", "rows", "reported_mib"), GLM52_COMPUTE)
-def test_compute_buffers_of_glm52(glm: Manifest, is_exit: bool, tokens: int, rows: int, reported_mib: float) -> None:
-    glm52 = replace(
-        glm,
-        n_embd=6144,
-        n_vocab=154_880,
-        n_head=64,
-        n_ff=12288,
-        n_expert_used=8,
-        n_ff_expert=2048,
-        key_length=576,
-        top_k=2048,
-        indexer_heads=32,
-        kv_widths=((576, 128),) * 7,
-    )
-    estimated = compute_bytes(glm52, ContextSpec(1, tokens), rows, rows * is_exit) / MIB
+def test_compute_buffers_of_glm52(is_exit: bool, tokens: int, rows: int, reported_mib: float) -> None:
+    estimated = compute_bytes(GLM52.manifest, ContextSpec(1, tokens), rows, rows * is_exit) / MIB
     assert reported_mib <= estimated <= 1.2 * reported_mib
 
 

@@ -32,6 +32,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """No settings but those of the test; identities go to its folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_PEERS")}
     kept.pop("SWARM_MODEL", None)
+    kept.pop("SWARM_GLM52_DIR", None)
     return kept | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_DATA_HOME": str(tmp_path / "data")}
 
 
@@ -169,10 +170,23 @@ def test_wrong_options(
     assert ended.returncode == 2
 
 
-def test_the_pinned_model_is_not_there_yet(environment: dict[str, str]) -> None:
+def test_the_pinned_model_says_where_its_files_come_from(environment: dict[str, str], tmp_path: Path) -> None:
     ended = run(environment, "--new-swarm")
-    assert "glm-5.2-ud-iq1_s can't be fetched by name yet" in complaint(ended)
-    assert "swarm-node --model /path/to/MODEL.gguf" in complaint(ended)
+    assert complaint(ended) == (
+        "glm-5.2-ud-iq1_s: no folder with its files was named; name one with --model-dir DIR or SWARM_GLM52_DIR, or "
+        "download them first (6 files, 201.8 GiB, folder UD-IQ1_S of unsloth/GLM-5.2-GGUF at revision abc55e725277): "
+        "hf download unsloth/GLM-5.2-GGUF --revision abc55e72527792c6e77069c99b4cb7de16fa9f23 --include 'UD-IQ1_S/*' "
+        "--local-dir DIR"
+    )
+    assert ended.returncode == 3
+    ended = run(environment | {"SWARM_GLM52_DIR": str(tmp_path)}, "--new-swarm")
+    assert f"{tmp_path}: 6 of the 6 files of glm-5.2-ud-iq1_s are missing, the first is GLM-5.2-" in complaint(ended)
+    assert ended.returncode == 3
+
+
+def test_a_name_that_is_none(environment: dict[str, str]) -> None:
+    ended = run(environment, "--new-swarm", "--model", "glm-5")
+    assert "no model of the name glm-5, and no such file; choose a path or one of: glm-5.2-ud" in complaint(ended)
     assert ended.returncode == 2
 
 

@@ -90,11 +90,6 @@ def test_kv_type() -> None:
         options.kv_type("int3")
 
 
-def test_the_pinned_model_says_what_to_pass() -> None:
-    with pytest.raises(UsageError, match=r"swarm-node --model /path"):
-        options.model_path(DEFAULT_MODEL)
-
-
 def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(f'model = "a.gguf"\ninitial_peers = ["{PEER}"]\n')

@@ -131,7 +131,6 @@ bodies: dict[type[Body], st.SearchStrategy[Body]] = {
         pb.ArtifactRequest,
         artifact_id=hex_ids,
         piece=st.sampled_from([pb.MANIFEST, pb.HEADER]),
-        file_index=st.integers(0, limits.MAX_FILES),
         offset=st.integers(0, limits.MAX_ARTIFACT_PIECE_BYTES),
     ),
     pb.ArtifactPart: cut_pieces().map(lambda cut: pb.ArtifactPart(offset=cut[0], total_bytes=cut[1], data=cut[2])),

@@ -1,0 +1,99 @@
+"""Models whose manifest comes with this program: what their files must be is known before there are any files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+from swarm.artifact.gguf_set import shard_name
+from swarm.artifact.manifest import Manifest
+from swarm.artifact.memory import format_bytes
+from swarm.errors import ArtifactMismatch, NotAModel
+from swarm.ids import ArtifactId
+
+FOLDER = Path(__file__).parent / "pinned"
+
+
+@dataclass(frozen=True)
+class HubFolder:
+    """A folder of one revision of a hub repository."""
+
+    repository: str
+    revision: str
+    folder: str
+
+    def download_command(self, target: str) -> str:
+        return (
+            f"hf download {self.repository} --revision {self.revision} --include '{self.folder}/*' --local-dir {target}"
+        )
+
+
+@dataclass(frozen=True)
+class PinnedModel:
+    """``stem`` is the files' name without number and ending; ``variable`` names the folder in the environment."""
+
+    name: str
+    artifact_id: ArtifactId
+    hub: HubFolder
+    stem: str
+    n_files: int
+    variable: str
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        return tuple(shard_name(self.stem, number, self.n_files) for number in range(1, self.n_files + 1))
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """As pinned. Raises ``ArtifactMismatch`` when the file in the package is not the pinned one."""
+        path = FOLDER / f"{self.name}.json"
+        document = path.read_bytes() if path.is_file() else b""
+        if sha256(document).hexdigest() != self.artifact_id:
+            raise ArtifactMismatch(f"the manifest of {self.name} in this installation is damaged; install it again")
+        return Manifest.from_json(document, name=self.name).with_file_names(self.file_names)
+
+    def configured_folder(self, environment: Mapping[str, str] = os.environ) -> Path | None:
+        """What the environment names."""
+        folder = environment.get(self.variable)
+        return Path(folder).expanduser() if folder else None
+
+    def any_in(self, folder: Path) -> bool:
+        """Whether one of the files lies in ``folder``, or in the hub's folder within it."""
+        return any((place / name).exists() for place in self._places(folder) for name in self.file_names)
+
+    def locate(self, folder: Path | None) -> Path:
+        """The first file in ``folder``, or in the hub's folder within it. Raises ``NotAModel`` with the command that
+        fetches what is missing."""
+        if folder is None:
+            raise NotAModel(
+                f"{self.name}: no folder with its files was named; name one with --model-dir DIR or {self.variable}, "
+                f"or download them first ({self._described}): {self.hub.download_command('DIR')}"
+            )
+        if not folder.is_dir():
+            raise NotAModel(
+                f"{folder}: no such folder; name the one with the files of {self.name}, or download them into it "
+                f"({self._described}): {self.hub.download_command(str(folder))}"
+            )
+        found = max(self._places(folder), key=lambda place: sum((place / name).exists() for name in self.file_names))
+        missing = [name for name in self.file_names if not (found / name).exists()]
+        if missing:
+            raise NotAModel(
+                f"{folder}: {len(missing)} of the {self.n_files} files of {self.name} are missing, the first is "
+                f"{missing[0]}; download them ({self._described}): {self.hub.download_command(str(folder))}"
+            )
+        return found / self.file_names[0]
+
+    def _places(self, folder: Path) -> tuple[Path, Path]:
+        return folder, folder / self.hub.folder
+
+    @property
+    def _described(self) -> str:
+        hub = self.hub
+        return (
+            f"{self.n_files} files, {format_bytes(self.manifest.size_bytes)}, folder {hub.folder} of {hub.repository} "
+            f"at revision {hub.revision[:12]}"
+        )

@@ -1,0 +1,129 @@
+"""Checks a local copy against a manifest: which manifest, which files, and then every byte of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.artifact.catalog import NAMES, PINNED, pinned_of
+from swarm.artifact.digest import compute_digest, known_digest
+from swarm.artifact.gguf_file import read_header
+from swarm.artifact.gguf_set import set_names
+from swarm.artifact.local_copy import LocalCopy, check_digest
+from swarm.artifact.manifest import Manifest
+from swarm.artifact.pinned_model import PinnedModel
+from swarm.artifact.progress import Reading
+from swarm.errors import ArtifactError, ArtifactMismatch, UsageError
+
+_BY_HAND = "name the model with --model NAME, or its manifest with --manifest FILE"
+_WRITE_ONE = "write one with: swarm-artifact inspect MODEL --manifest-out FILE"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Files to check. ``manifest`` has their names in ``folder``."""
+
+    manifest: Manifest
+    folder: Path
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Further models' files in the folder, which are not looked at."""
+        own = {file.name for file in self.manifest.files}
+        return tuple(sorted(path.name for path in self.folder.glob("*.gguf") if path.name not in own))
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """A file with the right bytes. ``known`` when an earlier run has read them."""
+
+    index: int
+    path: Path
+    known: bool
+
+
+def find_target(what: str, model: str | None = None, manifest: Path | None = None) -> Target:
+    """What ``swarm-artifact verify WHAT`` is about: a name, a folder or a file. Raises ``UsageError`` when it can't be
+    told which model that should be, and ``NotAModel`` for files that are missing."""
+    if manifest is not None and model is not None:
+        raise UsageError("--model and --manifest exclude each other; leave one of them out")
+    if manifest is None and model is None and what.lower() in NAMES:
+        pinned = _pinned(what)
+        return Target(pinned.manifest, pinned.locate(pinned.configured_folder()).parent)
+    named = None if model is None else _pinned(model)
+    given = None if manifest is None else read_manifest(manifest)
+    path = Path(what).expanduser()
+    return _in_folder(path, named, given) if path.is_dir() else _of_file(path, named, given)
+
+
+def verify(copy: LocalCopy, reading: Reading, *, again: bool = False) -> Iterator[FileResult]:
+    """Reads the files one by one, those with a kept digest only ``again``. Each digest is kept at once, so a later run
+    goes on where this one ended. Raises ``ArtifactMismatch`` at the first file with wrong bytes."""
+    for index, (path, entry) in enumerate(zip(copy.paths, copy.manifest.files, strict=True)):
+        digest = None if again else known_digest(path)
+        known = digest is not None
+        reading.file(f"file {index + 1} of {len(copy.paths)}")
+        check_digest(path, digest or compute_digest(path, reading.bytes), entry.sha256)
+        yield FileResult(index, path, known)
+
+
+def bytes_to_read(copy: LocalCopy, *, again: bool = False) -> int:
+    paths = copy.paths if again else tuple(path for path in copy.paths if known_digest(path) is None)
+    return sum(path.stat().st_size for path in paths)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest that ``inspect --manifest-out`` wrote."""
+    try:
+        return Manifest.from_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"--manifest {path}: can't be read ({error.strerror}); {_WRITE_ONE}") from error
+    except ArtifactError as error:
+        raise UsageError(f"--manifest {path}: not a manifest of this program's; {_WRITE_ONE}") from error
+
+
+def _pinned(name: str) -> PinnedModel:
+    if name.lower() not in PINNED:
+        raise UsageError(f"{name}: no manifest is known by that name; choose one of: {', '.join(PINNED)}")
+    return PINNED[name.lower()]
+
+
+def _in_folder(folder: Path, named: PinnedModel | None, given: Manifest | None) -> Target:
+    if given is not None:
+        return Target(given.with_file_names(_only_set(folder, len(given.files))), folder)
+    pinned = named or next((pinned for pinned in PINNED.values() if pinned.any_in(folder)), None)
+    if pinned is None:
+        raise UsageError(f"{folder}: none of its files has the name of a known model's; {_BY_HAND}")
+    return Target(pinned.manifest, pinned.locate(folder).parent)
+
+
+def _only_set(folder: Path, n_files: int) -> tuple[str, ...]:
+    sets = {set_names(path.name) for path in folder.glob("*.gguf")}
+    fitting = [names for names in sets if len(names) == n_files]
+    if len(fitting) != 1:
+        kind = "model" if n_files == 1 else f"model of {n_files} files"
+        found = f"more than one {kind}" if fitting else f"no {kind}"
+        raise UsageError(f"{folder}: {found} in it; name the file to check, of a split set any of its files")
+    return fitting[0]
+
+
+def _of_file(path: Path, named: PinnedModel | None, given: Manifest | None) -> Target:
+    by_name = next((pinned for pinned in PINNED.values() if path.name in pinned.file_names), None)
+    if by_name is not None and given is None and named in (None, by_name):
+        return _in_folder(path.parent, by_name, None)
+    names = set_names(path.name)
+    manifest = given or (named.manifest if named else _by_header(path.with_name(names[0]), len(names)))
+    if len(names) != len(manifest.files):
+        raise ArtifactMismatch(
+            f"{path}: by its name one of {len(names)} files, where {manifest.name} has {len(manifest.files)}; "
+            "download that model, or give the files their original names back"
+        )
+    return Target(manifest.with_file_names(names), path.parent)
+
+
+def _by_header(first: Path, n_files: int) -> Manifest:
+    pinned = pinned_of(read_header(first), n_files)
+    if pinned is None:
+        raise UsageError(f"{first}: no model that is known by name; {_BY_HAND}")
+    return pinned.manifest
