@@ -13,7 +13,19 @@ import numpy.typing as npt
 
 from shim import abi
 from shim.errors import BadConfig, BadStep
-from shim.types import EngineConfig, EngineInfo, Floats, Ints, RowSummary, StepBatch, StepResult, SummarySpec
+from shim.types import (
+    Bytes,
+    EngineConfig,
+    EngineInfo,
+    Floats,
+    Ints,
+    KvData,
+    KvRowBytes,
+    RowSummary,
+    StepBatch,
+    StepResult,
+    SummarySpec,
+)
 
 Progress = Callable[[float], bool]
 
@@ -46,6 +58,7 @@ class Engine:
         params.n_threads = config.threads
         params.chunk_tokens = config.chunk_tokens
         params.kv_type = int(config.kv_type)
+        params.wanted_rows = config.chunk_tokens if config.wanted_rows is None else config.wanted_rows
         params.load_mtp = config.load_mtp
         params.lock_weights = config.lock_weights
         params.progress = callback
@@ -131,6 +144,50 @@ class Engine:
     def truncate(self, slot: int, position: int) -> None:
         """Drops what the slot holds at or above ``position``; 0 empties it."""
         abi.check(abi.load()[1].swarm_engine_truncate(self._handle, slot, position))
+
+    def draft(self, slot: int, count: int) -> Ints:
+        """Up to ``count`` tokens that the MTP block guesses to follow the one that the slot's kept row predicts (its
+        argmax). None when the slot keeps no row, or the block has not seen all its tokens. Nothing of the slot changes.
+        Raises UnsupportedError when no MTP block is loaded."""
+        ffi, lib = abi.load()
+        room = max(spec.tokens for spec in self._config.contexts)
+        ids: Ints = np.empty(min(max(0, count), room), np.int32)
+        found = ffi.new("int32_t *", len(ids))
+        abi.check(lib.swarm_engine_draft(self._handle, slot, _pointer(ffi, "int32_t[]", ids), found))
+        return ids[: found[0]]
+
+    def kv_row_bytes(self, layer: int) -> KvRowBytes:
+        """What one position takes in ``kv_read`` and ``kv_write`` of this layer. Raises BadStep for a layer outside the
+        span."""
+        ffi, lib = abi.load()
+        out = ffi.new("int32_t[3]")
+        abi.check(lib.swarm_engine_kv_row_bytes(self._handle, layer, out))
+        return KvRowBytes(*out)
+
+    def kv_read(self, slot: int, layer: int, first: int, count: int) -> Bytes:
+        """What the layer keeps of the positions [first, first + count): uint8 [count * row bytes], one tensor after the
+        other as ``swarm_shim.h`` says. Raises StepGap for positions that the layer does not hold, BadStep."""
+        ffi, lib = abi.load()
+        capacity = ffi.new("int32_t *")
+        abi.check(lib.swarm_engine_capacity(self._handle, slot, capacity))
+        if not 0 < count <= capacity[0]:
+            raise BadStep(f"{count} KV rows of a slot with {capacity[0]}")
+        data: Bytes = np.empty(count * self.kv_row_bytes(layer).total, np.uint8)
+        buffer = ffi.from_buffer(data)
+        abi.check(lib.swarm_engine_kv_read(self._handle, slot, layer, first, count, buffer, data.nbytes))
+        return data
+
+    def kv_write(self, slot: int, layer: int, first: int, data: KvData) -> None:
+        """Puts whole rows, as ``kv_read`` gave them on an engine of the same artifact and ``numerics_id``, at the
+        positions from ``first`` on; the layer then holds these and those below. A step can go on once all layers of its
+        run were written. Raises StepGap when the layer does not hold ``first`` positions, SlotFull, BadStep."""
+        ffi, lib = abi.load()
+        rows = np.frombuffer(data, np.uint8)
+        count, rest = divmod(rows.nbytes, self.kv_row_bytes(layer).total)
+        if rest or not count:
+            raise BadStep(f"{rows.nbytes} bytes are no whole KV rows of layer {layer}")
+        buffer = ffi.from_buffer(rows)
+        abi.check(lib.swarm_engine_kv_write(self._handle, slot, layer, first, count, buffer, rows.nbytes))
 
     def _logits_buffer(self, rows: int) -> Floats:
         if len(self._logits) < rows:

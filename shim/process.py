@@ -20,9 +20,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
 from shim import messages, wire
 from shim.errors import EngineDied
-from shim.types import EngineConfig, EngineInfo, Floats, StepBatch, StepResult, SummarySpec
+from shim.types import (
+    Bytes,
+    EngineConfig,
+    EngineInfo,
+    Floats,
+    Ints,
+    KvData,
+    KvRowBytes,
+    StepBatch,
+    StepResult,
+    SummarySpec,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +200,25 @@ class EngineProcess:
         """``Engine.position`` in the child."""
         reply = await self._call(wire.encode({"op": "position", "slot": slot}))
         return int(reply.fields["position"])
+
+    async def draft(self, slot: int, count: int) -> Ints:
+        """``Engine.draft`` in the child."""
+        return (await self._call(wire.encode({"op": "draft", "slot": slot, "count": count}))).arrays["ids"]
+
+    async def kv_row_bytes(self, layer: int) -> KvRowBytes:
+        """``Engine.kv_row_bytes`` in the child."""
+        reply = await self._call(wire.encode({"op": "kv_row_bytes", "layer": layer}))
+        return KvRowBytes(**reply.fields["kv_row_bytes"])
+
+    async def kv_read(self, slot: int, layer: int, first: int, count: int) -> Bytes:
+        """``Engine.kv_read`` in the child."""
+        fields = {"op": "kv_read", "slot": slot, "layer": layer, "first": first, "count": count}
+        return (await self._call(wire.encode(fields))).arrays["rows"]
+
+    async def kv_write(self, slot: int, layer: int, first: int, data: KvData) -> None:
+        """``Engine.kv_write`` in the child."""
+        rows = np.frombuffer(data, np.uint8)
+        await self._call(wire.encode({"op": "kv_write", "slot": slot, "layer": layer, "first": first}, {"rows": rows}))
 
     async def refresh(self) -> EngineInfo:
         """``info`` with the memory that is taken now."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,11 @@ import numpy.typing as npt
 Ints: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Flags: TypeAlias = npt.NDArray[np.uint8]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+KvData: TypeAlias = npt.NDArray[Any] | bytes | bytearray | memoryview  # contiguous
+
+
+MAX_SLOT_TOKENS = 131_072  # llama.cpp's flash attention gives NaN beyond
 
 
 class KvType(IntEnum):
@@ -34,7 +39,9 @@ class ContextSpec:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine loads. ``last`` None means to the end. ``chunk_tokens`` is the most rows a step may have."""
+    """What an engine loads. ``last`` None means to the end. ``chunk_tokens`` is the most rows a step may have,
+    ``wanted_rows`` the most of them whose logits may be wanted (None: all); a row for each slot always may.
+    ``load_mtp`` lets the span that ends with the last layer draft; others ignore it."""
 
     model_path: Path
     first: int = 0
@@ -43,6 +50,7 @@ class EngineConfig:
     threads: int = 1
     chunk_tokens: int = 512
     kv_type: KvType = KvType.F16
+    wanted_rows: int | None = None
     load_mtp: bool = False
     lock_weights: bool = False
 
@@ -87,7 +95,8 @@ class StepBatch:
 
     ``slot`` and ``position`` are int32 [n]. ``tokens`` (int32 [n]) goes with a run that starts at layer 0, ``hidden``
     (float32 [n, n_embd]) with any other. ``want`` (uint8 [n]) marks the rows whose logits are needed and goes with a
-    run that ends at the last layer; such a run returns no hidden states.
+    run that ends at the last layer; such a run returns no hidden states. With the MTP block loaded it may have
+    ``tokens`` beside ``hidden``, and needs them for drafts.
     """
 
     run: tuple[int, int]
@@ -97,6 +106,19 @@ class StepBatch:
     hidden: Floats | None = None
     want: Flags | None = None
     tiled: bool = False
+
+
+@dataclass(frozen=True)
+class KvRowBytes:
+    """Bytes that one layer keeps of one position, by tensor; 0 where it has none. ``swarm_shim.h`` has the layout."""
+
+    keys: int
+    values: int
+    indexer_keys: int
+
+    @property
+    def total(self) -> int:
+        return self.keys + self.values + self.indexer_keys
 
 
 @dataclass(frozen=True)

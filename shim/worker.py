@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shim import abi, messages, wire
@@ -123,6 +123,16 @@ def _answer(engine: Engine, request: Request) -> bytes:
             return wire.encode({"ok": True})
         case "position":
             return wire.encode({"ok": True, "position": engine.position(fields["slot"])})
+        case "draft":
+            return wire.encode({"ok": True}, {"ids": engine.draft(fields["slot"], fields["count"])})
+        case "kv_row_bytes":
+            return wire.encode({"ok": True, "kv_row_bytes": asdict(engine.kv_row_bytes(fields["layer"]))})
+        case "kv_read":
+            rows = engine.kv_read(fields["slot"], fields["layer"], fields["first"], fields["count"])
+            return wire.encode({"ok": True}, {"rows": rows})
+        case "kv_write":
+            engine.kv_write(fields["slot"], fields["layer"], fields["first"], request.arrays["rows"])
+            return wire.encode({"ok": True})
         case "info":
             return messages.info_reply(engine.info)
         case _:

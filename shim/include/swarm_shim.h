@@ -59,7 +59,9 @@ typedef struct swarm_engine_params {
     int32_t                    n_threads;
     int32_t                    chunk_tokens; // largest n_rows of one call
     int32_t                    kv_type;      // ggml_type: 0 F32, 1 F16, 8 Q8_0
-    bool                       load_mtp;
+    int32_t                    wanted_rows;  // most rows of one call whose logits are kept, 1 to chunk_tokens; each
+                                             // takes n_vocab floats of compute buffer. n_slots rows always may
+    bool                       load_mtp;     // the span that ends with the last layer can draft; others ignore it
     bool                       lock_weights; // mlock the span's tensors
     swarm_progress_fn          progress;     // may be NULL
     void *                     progress_user;
@@ -83,14 +85,15 @@ typedef struct swarm_engine_info {
 
 // One forward pass. All rows run the layers [run_first, run_last) and belong to slots of one context.
 // Rows of one slot are consecutive and their positions ascend by one. The first row of a slot drops what the slot
-// holds at or above its position (retry, rollback); a position beyond what it holds is SWARM_ERR_GAP.
+// holds at or above its position (retry, rollback); a position beyond what every layer of the run holds is
+// SWARM_ERR_GAP.
 typedef struct swarm_step {
     int32_t         run_first;
     int32_t         run_last;
     int32_t         n_rows;
     const int32_t * slot;     // [n_rows]
     const int32_t * position; // [n_rows]
-    const int32_t * token;    // [n_rows], when run_first is 0, else NULL
+    const int32_t * token;    // [n_rows], when run_first is 0, else NULL; a loaded MTP block takes them beside hidden
     const float *   hidden;   // [n_rows, n_embd], when run_first is not 0, else NULL
     const uint8_t * want;     // [n_rows], when run_last is n_layers: rows whose logits are kept; else NULL (all rows)
     bool            tiled;    // tiled matmul: true for a prefill chunk, false for decode rows and their replay
@@ -111,12 +114,38 @@ SWARM_API int32_t swarm_engine_info_get(const swarm_engine * engine, swarm_engin
 SWARM_API int32_t swarm_engine_step(swarm_engine * engine, const swarm_step * step, float * hidden, float * logits);
 // copies the row the slot keeps, [n_vocab]; SWARM_ERR_ARGUMENT when it keeps none
 SWARM_API int32_t swarm_engine_row(const swarm_engine * engine, int32_t slot, float * logits);
-// tokens held by the slot
+// tokens held by the slot: by any of its layers, where they differ
 SWARM_API int32_t swarm_engine_position(const swarm_engine * engine, int32_t slot, int32_t * out);
 // drops everything at or above position (0 frees the slot)
 SWARM_API int32_t swarm_engine_truncate(swarm_engine * engine, int32_t slot, int32_t position);
 // capacity of the slot in tokens
 SWARM_API int32_t swarm_engine_capacity(const swarm_engine * engine, int32_t slot, int32_t * out);
+
+// Drafts: up to *n_ids (in: capacity, out: number found) greedy guesses of the MTP block at the tokens after the one
+// that the slot's kept row predicts (its argmax). None when the slot keeps no row or the block has not seen all tokens:
+// a step to the last layer without tokens leaves a hole, until the slot is cut to before it. Nothing of the trunk
+// changes: not its bits, not the slot. SWARM_ERR_UNSUPPORTED when no MTP block is loaded.
+SWARM_API int32_t swarm_engine_draft(swarm_engine * engine, int32_t slot, int32_t * ids, int32_t * n_ids);
+
+// KV rows: what a layer keeps of each position. They mean something only to an engine of the same artifact and
+// numerics_id; there they replace the computation bit by bit.
+//
+// A layer has up to three rows per position: keys, values (a dense model; MLA has none), and indexer keys (a layer with
+// an indexer of its own). The rows of [first, first + n_rows) lie one tensor after the other: n_rows of keys, then
+// n_rows of values, then n_rows of indexer keys, in the KV type's own bytes: F32 and F16 little-endian, Q8_0 blocks of
+// an F16 scale and 32 int8 (34 bytes). With load_mtp, layer n_layers is the MTP block; only drafts need its rows.
+//
+// bytes of one row of keys, values and indexer keys, 0 where the layer has none; row_bytes is [3]
+SWARM_API int32_t swarm_engine_kv_row_bytes(const swarm_engine * engine, int32_t layer, int32_t * row_bytes);
+// n_bytes is n_rows times the sum of row_bytes. Positions that the layer does not hold are SWARM_ERR_GAP.
+SWARM_API int32_t swarm_engine_kv_read(swarm_engine * engine, int32_t slot, int32_t layer, int32_t first,
+                                       int32_t n_rows, void * data, uint64_t n_bytes);
+// Afterwards the layer holds the positions [0, first + n_rows) and nothing above; first beyond what it holds is
+// SWARM_ERR_GAP. Layers are written one after the other: a step can go on from a position once every layer of its run
+// holds it, so a state that was not written whole is never computed on. The row that the slot kept is dropped. Values
+// that are not finite are refused.
+SWARM_API int32_t swarm_engine_kv_write(swarm_engine * engine, int32_t slot, int32_t layer, int32_t first,
+                                        int32_t n_rows, const void * data, uint64_t n_bytes);
 
 // The n_top largest of a row, descending, ties by id ascending; rest_lse is the log-sum-exp of logit / temperature over
 // all other ids (-inf when none is left; a temperature <= 0 counts as 1).

@@ -19,7 +19,7 @@ void batch::fill(const swarm_step & step, const std::vector<int32_t> & seq_id, i
     seq.resize(n);
     seq_ptr.resize(n);
     output.resize(n);
-    token.resize(step.token ? n : 0);
+    token.resize(step.hidden ? 0 : n); // the MTP block's tokens may lie beside hidden states
     embd.resize(step.hidden ? (size_t) n * n_embd : 0);
 
     for (int32_t i = 0; i < n; ++i) {
@@ -29,10 +29,10 @@ void batch::fill(const swarm_step & step, const std::vector<int32_t> & seq_id, i
         seq[i]     = seq_id[row];
         seq_ptr[i] = &seq[i];
         output[i]  = all_outputs || (step.want && step.want[row]);
-        if (step.token) {
-            token[i] = step.token[row];
-        } else {
+        if (step.hidden) {
             memcpy(&embd[(size_t) i * n_embd], &step.hidden[(size_t) row * n_embd], n_embd * sizeof(float));
+        } else {
+            token[i] = step.token[row];
         }
     }
 }

@@ -1,11 +1,14 @@
 #pragma once
 
 #include "batch.h"
+#include "draft.h"
+#include "kv.h"
 #include "load.h"
 #include "swarm_shim.h"
 
 #include "ggml-cpu.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,16 +24,26 @@ struct slot {
     int32_t context;
     int32_t seq_id;
     int32_t capacity;
-    int32_t position = 0;
+    int32_t position = 0; // the most that any layer holds
+
+    std::vector<int32_t> held; // per layer of the span: the rows of the positions [0, held) are there
+
+    draft_stream draft;
 
     std::vector<float> row;              // logits of the last wanted row, empty when there is none
     int32_t            row_position = 0; // where that row's token sits
 
     void row_drop() { row.clear(); }
+
+    // tokens that all layers [first, last), counted from the span's first, hold
+    int32_t held_by(int32_t first, int32_t last) const {
+        return *std::min_element(held.begin() + first, held.begin() + last);
+    }
 };
 
 struct context {
     context_ptr        ctx;
+    context_ptr        mtp; // of the MTP block, with the same slots; NULL when it is not loaded
     swarm_context_spec spec;
     int32_t            first_slot;
     int32_t            n_outputs_max = 0; // llama.cpp's output buffer grows to the largest step
@@ -51,6 +64,8 @@ struct swarm_engine {
     int32_t span_first   = 0;
     int32_t span_last    = 0;
     int32_t chunk_tokens = 0;
+    int32_t wanted_rows  = 0;
+    int32_t n_mtp        = 0;
 
     swarm_engine_info info = {};
 
@@ -61,6 +76,15 @@ struct swarm_engine {
 
     // drops what the slot holds at or above position
     void slot_truncate(swarm::slot & slot, int32_t position);
+    void slot_clear(swarm::slot & slot);
+
+    // see swarm_engine_kv_read, swarm_engine_kv_write
+    swarm::kv_layer kv_layer_at(const swarm::slot & slot, int32_t layer) const;
+    void kv_read (int32_t slot, int32_t layer, int32_t first, int32_t n, uint8_t * data, uint64_t n_bytes);
+    void kv_write(int32_t slot, int32_t layer, int32_t first, int32_t n, const uint8_t * data, uint64_t n_bytes);
+
+    // up to n drafts; see swarm_engine_draft
+    std::vector<int32_t> draft(int32_t slot, int32_t n);
 
     // one forward pass; see swarm_engine_step
     void step(const swarm_step & step, float * hidden, float * logits);
@@ -74,4 +98,17 @@ private:
     void step_fetch_logits(llama_context * ctx, const swarm_step & step, float * logits);
     void step_commit(const swarm_step & step);
     void step_failed(const swarm_step & step);
+    void kv_place(swarm::slot & slot, int32_t layer, int32_t first, int32_t n);
+    void kv_validate(const swarm::slot & slot, const swarm::kv_layer & layer, int32_t first, int32_t n,
+                     uint64_t n_bytes) const;
+
+    int32_t kv_held(const swarm::slot & slot, int32_t layer) const;
+
+    void draft_clear(swarm::slot & slot);
+    void draft_cut(swarm::slot & slot, int32_t position);
+    bool draft_run(const swarm::slot & slot, int32_t position, std::vector<int32_t> tokens, std::vector<float> states,
+                   bool output);
+    bool draft_catch_up(swarm::slot & slot, int32_t position);
+    void draft_prepare(const swarm_step & step, swarm::context & context);
+    void draft_keep(const swarm_step & step, const swarm::context & context) noexcept;
 };

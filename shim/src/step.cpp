@@ -2,34 +2,15 @@
 // of it with an abort.
 #include "engine.h"
 #include "error.h"
+#include "finite.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
 using swarm::fail;
 
 namespace {
-
-// all exponent bits set is infinity or NaN; integers vectorise without -ffast-math
-bool is_finite(const float * values, size_t n) {
-    constexpr uint32_t exponent = 0x7f800000u;
-    constexpr size_t   block    = 4096;
-    for (size_t first = 0; first < n; first += block) {
-        const size_t end = std::min(n, first + block);
-        uint32_t bad = 0;
-        for (size_t i = first; i < end; ++i) {
-            uint32_t bits;
-            memcpy(&bits, &values[i], sizeof(bits));
-            bad |= (bits & exponent) == exponent;
-        }
-        if (bad) {
-            return false;
-        }
-    }
-    return true;
-}
 
 bool starts_slot(const swarm_step & step, int32_t row) {
     return row == 0 || step.slot[row] != step.slot[row - 1];
@@ -48,13 +29,18 @@ void swarm_engine::step_validate(const swarm_step & step) const {
         fail(SWARM_ERR_ARGUMENT, "layers %d to %d can't run in the span %d to %d", step.run_first, step.run_last,
              span_first, span_last);
     }
-    const bool entry = step.run_first == 0;
-    if (entry ? !step.token || step.hidden : !step.hidden || step.token) {
+    const bool entry  = step.run_first == 0;
+    const bool drafts = n_mtp > 0 && is_exit_run(step); // the MTP block takes tokens too
+    if (entry ? !step.token || step.hidden : !step.hidden || (step.token && !drafts)) {
         fail(SWARM_ERR_ARGUMENT, "a run that starts at layer %d takes %s", step.run_first,
              entry ? "tokens" : "hidden states");
     }
     if (is_exit_run(step) != (step.want != nullptr)) {
         fail(SWARM_ERR_ARGUMENT, "wanted rows go with a run to the last layer, and with no other");
+    }
+    const int32_t most = std::max(wanted_rows, contexts[slot_at(step.slot[0]).context].spec.n_slots);
+    if (step.want && std::count_if(step.want, step.want + step.n_rows, [](uint8_t want) { return want; }) > most) {
+        fail(SWARM_ERR_ARGUMENT, "a step has up to %d wanted rows", most);
     }
 }
 
@@ -84,9 +70,9 @@ void swarm_engine::step_validate_rows(const swarm_step & step) const {
             fail(SWARM_ERR_ARGUMENT, "the rows of slot %d are not consecutive", step.slot[i]);
         }
         seen[step.slot[i]] = true;
-        if (position > slot.position) {
-            fail(SWARM_ERR_GAP, "slot %d holds %d tokens, the step starts at %d", step.slot[i], slot.position,
-                 position);
+        const int32_t held = slot.held_by(step.run_first - span_first, step.run_last - span_first);
+        if (position > held) {
+            fail(SWARM_ERR_GAP, "slot %d holds %d tokens, the step starts at %d", step.slot[i], held, position);
         }
     }
 }
@@ -98,7 +84,8 @@ void swarm_engine::step_validate_values(const swarm_step & step, const float * h
                 fail(SWARM_ERR_ARGUMENT, "token %d is outside the vocabulary of %d", step.token[i], n_vocab);
             }
         }
-    } else if (!is_finite(step.hidden, (size_t) step.n_rows * n_embd)) {
+    }
+    if (step.hidden && !swarm::is_finite_f32(step.hidden, (size_t) step.n_rows * n_embd)) {
         fail(SWARM_ERR_ARGUMENT, "a hidden state is not finite");
     }
     if (is_exit_run(step) ? hidden != nullptr : hidden == nullptr || logits != nullptr) {
@@ -120,6 +107,7 @@ void swarm_engine::step_prepare(const swarm_step & step, swarm::context & contex
         seq_id[i] = slots[step.slot[i]].seq_id;
     }
     batch.fill(step, seq_id, n_embd, !is_exit_run(step));
+    draft_prepare(step, context);
 }
 
 void swarm_engine::step_fetch_hidden(llama_context * ctx, const swarm_step & step, float * hidden) {
@@ -130,7 +118,7 @@ void swarm_engine::step_fetch_hidden(llama_context * ctx, const swarm_step & ste
         }
         memcpy(hidden + (size_t) i * n_embd, row, n_embd * sizeof(float));
     }
-    if (!is_finite(hidden, (size_t) step.n_rows * n_embd)) {
+    if (!swarm::is_finite_f32(hidden, (size_t) step.n_rows * n_embd)) {
         fail(SWARM_ERR_COMPUTE, "layers %d to %d gave a hidden state that is not finite", step.run_first,
              step.run_last);
     }
@@ -142,7 +130,7 @@ void swarm_engine::step_fetch_logits(llama_context * ctx, const swarm_step & ste
             continue;
         }
         const float * row = llama_get_logits_ith(ctx, batch.index_of(i));
-        if (!row || !is_finite(row, n_vocab)) {
+        if (!row || !swarm::is_finite_f32(row, n_vocab)) {
             fail(SWARM_ERR_COMPUTE, "no finite logits for row %d", i);
         }
         swarm::slot & slot = slots[step.slot[i]];
@@ -157,17 +145,18 @@ void swarm_engine::step_fetch_logits(llama_context * ctx, const swarm_step & ste
 
 void swarm_engine::step_commit(const swarm_step & step) {
     for (int32_t i = 0; i < step.n_rows; ++i) {
-        slots[step.slot[i]].position = step.position[i] + 1;
+        swarm::slot & slot = slots[step.slot[i]];
+        slot.position = step.position[i] + 1;
+        for (int32_t layer = step.run_first; layer < step.run_last; ++layer) {
+            slot.held[layer - span_first] = slot.position;
+        }
     }
 }
 
 // What a failed graph left in the KV cache is unknown, so the slots it touched start over.
 void swarm_engine::step_failed(const swarm_step & step) {
     for (int32_t i = 0; i < step.n_rows; ++i) {
-        swarm::slot & slot = slots[step.slot[i]];
-        llama_memory_seq_rm(llama_get_memory(contexts[slot.context].ctx.get()), slot.seq_id, -1, -1);
-        slot.position = 0;
-        slot.row_drop();
+        slot_clear(slots[step.slot[i]]);
     }
 }
 
@@ -201,5 +190,6 @@ void swarm_engine::step(const swarm_step & step, float * hidden, float * logits)
         throw;
     }
     step_commit(step);
+    draft_keep(step, context);
     context.n_outputs_max = std::max(context.n_outputs_max, batch.n_outputs());
 }

@@ -24,6 +24,7 @@ _FLOAT_BYTES = 4
 _MASK_BYTES = 2  # f16, per row of a step and KV cell
 _INDEXED_MASK_BYTES = 4  # one mask for attention, one for the indexer
 _INDEXED_SCORE_BYTES = 4  # while the indexer's choice becomes a mask
+_KEPT_STATES = 160  # of a slot for the MTP block, between its steps
 _SLACK_PERCENT = 10  # padding between tensors, per-thread scratch
 
 
@@ -57,39 +58,70 @@ def estimate(
     contexts: Sequence[ContextSpec],
     *,
     chunk_tokens: int = 512,
+    wanted_rows: int | None = None,
     kv_type: KvType = KvType.F16,
     mtp: bool = False,
     journal_bytes: int = 0,
     reserve_bytes: int = RESERVE_BYTES,
 ) -> SpanMemory:
-    """Memory for layers [first, last) with these slots. The span need not be legal."""
+    """Memory for layers [first, last) with these slots. The span need not be legal. ``wanted_rows`` and ``mtp`` as in
+    ``EngineConfig``."""
     cells = sum(spec.slots * _padded_tokens(spec.tokens) for spec in contexts)
     n_slots = sum(spec.slots for spec in contexts)
     is_exit = last == manifest.n_layers
+    wanted = chunk_tokens if wanted_rows is None else wanted_rows
+    compute = sum(compute_bytes(manifest, spec, chunk_tokens, wanted if is_exit else 0) for spec in contexts)
     # hidden states of a step between engine and node, and on the exit one row of logits per slot
     output = chunk_tokens * manifest.n_embd * _FLOAT_BYTES + is_exit * n_slots * manifest.n_vocab * _FLOAT_BYTES
+    if mtp and is_exit and manifest.n_mtp:
+        compute += sum(_mtp_compute_bytes(manifest, spec, chunk_tokens) for spec in contexts)
+        output += _mtp_output_bytes(manifest, contexts, chunk_tokens)
     return SpanMemory(
         weights_bytes=manifest.span_bytes(first, last, mtp),
         kv_bytes=manifest.kv_bytes(first, last, cells, kv_type, mtp),
-        compute_bytes=sum(compute_bytes(manifest, spec, chunk_tokens, is_exit=is_exit) for spec in contexts),
+        compute_bytes=compute,
         output_bytes=output,
         journal_bytes=journal_bytes,
         reserve_bytes=reserve_bytes,
     )
 
 
-def compute_bytes(facts: ModelFacts, context: ContextSpec, chunk_tokens: int, *, is_exit: bool) -> int:
-    """The graph's buffers of one context. A decode step has up to ``slots`` rows, a chunk ``chunk_tokens``."""
+def compute_bytes(facts: ModelFacts, context: ContextSpec, chunk_tokens: int, wanted_rows: int) -> int:
+    """The graph's buffers of one context. A decode step has up to ``slots`` rows, a chunk ``chunk_tokens``; the logits
+    of ``wanted_rows`` of them are kept, 0 for a span that does not end at the last layer."""
     rows = max(chunk_tokens, context.slots)
     cells = _padded_tokens(context.tokens)
     masks = cells * (_INDEXED_MASK_BYTES if facts.top_k else _MASK_BYTES)
     scores = cells * _INDEXED_SCORE_BYTES if facts.top_k else 0
     phases = [
-        _attention_values(facts) * _FLOAT_BYTES + masks + scores,
-        _feed_forward_values(facts) * _FLOAT_BYTES + masks,
-        (facts.n_vocab + 2 * facts.n_embd) * _FLOAT_BYTES if is_exit else 0,
+        rows * (_attention_values(facts) * _FLOAT_BYTES + masks + scores),
+        rows * (_feed_forward_values(facts) * _FLOAT_BYTES + masks),
+        _logits_bytes(facts, rows, min(rows, max(wanted_rows, context.slots))) if wanted_rows else 0,
     ]
-    return rows * max(phases) * (100 + _SLACK_PERCENT) // 100
+    return max(phases) * (100 + _SLACK_PERCENT) // 100
+
+
+def _logits_bytes(facts: ModelFacts, rows: int, wanted: int) -> int:
+    return (wanted * facts.n_vocab + rows * 2 * facts.n_embd) * _FLOAT_BYTES
+
+
+def _mtp_compute_bytes(facts: ModelFacts, context: ContextSpec, chunk_tokens: int) -> int:
+    """A context of its own: dense attention behind two joined states, and the logits of a row of each slot."""
+    rows = max(chunk_tokens, context.slots)
+    masks = _padded_tokens(context.tokens) * _MASK_BYTES
+    phases = [
+        rows * ((3 * facts.n_head * facts.key_length + 2 * facts.n_embd) * _FLOAT_BYTES + masks),
+        rows * (_feed_forward_values(facts) * _FLOAT_BYTES + masks),
+        _logits_bytes(facts, rows, context.slots),
+    ]
+    return max(phases) * (100 + _SLACK_PERCENT) // 100
+
+
+def _mtp_output_bytes(facts: ModelFacts, contexts: Sequence[ContextSpec], chunk_tokens: int) -> int:
+    """The trunk's states of a chunk for each context, the newest of each slot, and a draft's logits."""
+    n_slots = sum(spec.slots for spec in contexts)
+    states = len(contexts) * chunk_tokens + n_slots * _KEPT_STATES
+    return (states * facts.n_embd + n_slots * (facts.n_vocab + facts.n_embd)) * _FLOAT_BYTES
 
 
 def _attention_values(facts: ModelFacts) -> int:

@@ -47,6 +47,7 @@ class ModelOptions:
     chunk_tokens: int | None = None  # None: by measured speed
     kv_type: KvType = KvType.F16
     journal_bytes: int = 256 << 20  # of memory for what sessions may have to replay, or less where slots hold less
+    mtp: bool = False  # load the MTP block, on the span that ends with the last layer
     name: str = ""  # the catalog's, for a model chosen by it
 
 

@@ -242,7 +242,7 @@ class SwarmNode:
         config = self.config
         host = EngineHost(self._engine_config(plan), config.timeouts, config.limits)
         stack.push_async_callback(host.close)
-        policy: Policy[Job] = Policy(plan.chunk_tokens)
+        policy: Policy[Job] = Policy(plan.wanted_rows)  # each row of a shared call may be wanted
         async with asyncio.TaskGroup() as tasks, Runner(policy, Executor(host), config.calls_in_flight) as runner:
             shared = Shared(
                 manifest=self.manifest,
@@ -283,6 +283,8 @@ class SwarmNode:
             threads=options.threads,
             chunk_tokens=plan.chunk_tokens,
             kv_type=options.kv_type,
+            wanted_rows=plan.wanted_rows,
+            load_mtp=options.mtp,
         )
 
     async def _open_doors(self, shared: Shared, plan: Plan) -> None:

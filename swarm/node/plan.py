@@ -9,13 +9,16 @@ from dht.record import SpanRecord
 from shim.types import ContextSpec
 from swarm.artifact import Manifest, check_span, estimate, parse_layers
 from swarm.artifact.memory import RESERVE_BYTES, SpanMemory, describe, format_bytes
-from swarm.errors import NotEnoughMemory
+from swarm.errors import NotEnoughMemory, UsageError
 from swarm.node.config import ModelOptions
 from swarm.node.slots import bounded, default_slots
 from swarm.placement import Choice, choose_span
 
 DEFAULT_CHUNK_TOKENS = 512
 FLOAT_BYTES = 4
+# Rows of one call whose logits may be wanted: the drafts of one session to verify, or a row of each of many sessions.
+# Room for a whole chunk of GLM-5.2 would take 317 MB.
+WANTED_ROWS_PER_CALL = 128
 
 Contexts = tuple[ContextSpec, ...]
 
@@ -31,6 +34,10 @@ class Plan:
     memory: SpanMemory
     available_bytes: int
     choice: Choice | None = None
+
+    @property
+    def wanted_rows(self) -> int:
+        return min(WANTED_ROWS_PER_CALL, self.chunk_tokens)
 
     def describe(self) -> str:
         """The sum, in one line."""
@@ -98,6 +105,7 @@ class Planner:
         return default_slots(trained)
 
     def _plan(self, first: int, last: int, contexts: Contexts, choice: Choice | None = None) -> Plan:
+        self._check_mtp(first, last)
         memory = self._memory(first, last, contexts)
         return Plan(first, last, contexts, self._chunk_tokens(contexts), memory, self.budget_bytes, choice)
 
@@ -110,11 +118,25 @@ class Planner:
             last,
             contexts,
             chunk_tokens=self._chunk_tokens(contexts),
+            wanted_rows=WANTED_ROWS_PER_CALL,
             kv_type=self.options.kv_type,
             journal_bytes=min(self.options.journal_bytes, most_bytes),
+            mtp=self.options.mtp,
             # room for the rest of the machine, unless the operator has said what may be used
             reserve_bytes=RESERVE_BYTES if self.options.memory_bytes is None else 0,
         )
+
+    def _check_mtp(self, first: int, last: int) -> None:
+        n_layers = self.manifest.n_layers
+        if not self.options.mtp:
+            return
+        if not self.manifest.n_mtp:
+            raise UsageError(f"--mtp: {self.manifest.name} has no MTP block; leave --mtp out")
+        if last != n_layers:
+            raise UsageError(
+                f"--mtp: drafts are made by the span that ends with layer {n_layers - 1}, not by {first}:{last}; name "
+                f"it, for example --layers {self.manifest.cuts[-2]}:{n_layers}, or leave --mtp out"
+            )
 
     def _chunk_tokens(self, contexts: Contexts) -> int:
         return min(self.options.chunk_tokens or DEFAULT_CHUNK_TOKENS, max(spec.tokens for spec in contexts))

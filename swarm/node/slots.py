@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shim.types import ContextSpec
+from shim.types import MAX_SLOT_TOKENS, ContextSpec
 from swarm.errors import UsageError
 
 DEFAULT = ContextSpec(slots=4, tokens=4096)
@@ -31,6 +31,11 @@ def _parse_one(part: str, text: str) -> ContextSpec:
         raise UsageError(f"--slots {text}: {count} slots; choose 1 to {MAX_SLOTS}")
     if tokens < SMALLEST_TOKENS:
         raise UsageError(f"--slots {text}: {tokens} tokens a slot; choose at least {SMALLEST_TOKENS}")
+    if tokens > MAX_SLOT_TOKENS:
+        raise UsageError(
+            f"--slots {text}: {tokens} tokens a slot, and the engine computes correctly up to {MAX_SLOT_TOKENS}; "
+            "choose that or fewer"
+        )
     return ContextSpec(count, tokens)
 
 
@@ -46,7 +51,7 @@ def bounded(specs: tuple[ContextSpec, ...], n_ctx_train: int) -> tuple[ContextSp
 
 def default_slots(n_ctx_train: int) -> Iterator[tuple[ContextSpec, ...]]:
     """What to try when the operator names no slots: the default, then less and less."""
-    tokens = max(1, min(DEFAULT.tokens, n_ctx_train))
+    tokens = max(1, min(DEFAULT.tokens, n_ctx_train, MAX_SLOT_TOKENS))
     for count in (DEFAULT.slots, 2, 1):
         yield (ContextSpec(count, tokens),)
     while tokens > 2 * SMALLEST_TOKENS:

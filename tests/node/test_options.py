@@ -54,11 +54,17 @@ def test_slots() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "8", "x4096", "0x4096", "8x10", "999x4096", "1x4096,,", "1x256,1x256,1x256,1x256"]
+    "text", ["", "8", "x4096", "0x4096", "8x10", "999x4096", "1x4096,,", "1x200000", "1x256,1x256,1x256,1x256"]
 )
 def test_bad_slots(text: str) -> None:
     with pytest.raises(UsageError, match="--slots"):
         parse_slots(text)
+
+
+def test_slots_end_where_the_engine_is_right() -> None:
+    assert parse_slots("1x128k") == (ContextSpec(1, 131_072),)
+    with pytest.raises(UsageError, match="131073 tokens a slot, and the engine computes correctly up to 131072"):
+        parse_slots("4x256,1x131073")
 
 
 def test_slots_end_where_the_training_ended() -> None:

@@ -84,7 +84,8 @@ def test_span_out_of_range(llama_untied_path: Path, first: int, last: int | None
         {"contexts": (ContextSpec(0, 10),)},
         {"contexts": (ContextSpec(257, 10),)},
         {"contexts": (ContextSpec(1, 0),)},
-        {"contexts": (ContextSpec(1, 1 << 30),)},
+        {"wanted_rows": 0},
+        {"wanted_rows": 513},
     ],
 )
 def test_bad_configuration(llama_untied_path: Path, changes: dict[str, object]) -> None:

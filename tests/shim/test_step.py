@@ -147,7 +147,8 @@ def test_a_result_that_is_not_finite_empties_the_slot(
         file.seek(offset)
         file.write(np.float32(np.nan).tobytes())
     with Engine.open(config(path, 0, last)) as engine:
-        engine.step(token_rows((0, 1), [1, 2]))
+        for layer in range(last):
+            engine.kv_write(0, layer, 0, bytes(2 * engine.kv_row_bytes(layer).total))
         with pytest.raises(ComputeError, match="finite"):
             engine.step(token_rows((0, last), [3], 2, want=[0] if last == 6 else None))
         assert engine.position(0) == 0
