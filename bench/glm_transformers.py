@@ -152,7 +152,9 @@ class Checkpoint:
         return self._weights.tensor(f"blk.{layer}.{name}")
 
     def _indexer_types(self) -> tuple[bool, ...]:
-        return tuple(bool(full) for full in self._value("attention.indexer.types"))
+        """GLM-5.2's own files lack the key: their schedule is the first two layers and then every fourth."""
+        schedule = [layer < 2 or layer % 4 == 2 for layer in range(self.n_layers)]
+        return tuple(bool(full) for full in self._value("attention.indexer.types", schedule))
 
     def _number(self, key: str, default: int | None = None) -> int:
         return int(self._value(key, default))

@@ -34,7 +34,7 @@ STILL_THINKING = (
 def thinkers(glm_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
     """glm-tiny in two processes."""
     folder = tmp_path_factory.mktemp("thinkers")
-    with local_swarm(glm_tiny, [(0, 2), (2, 10)], folder, ["--slots", "2x512", "--threads", "1"]) as swarm:
+    with local_swarm(glm_tiny, [(0, 2), (2, 8)], folder, ["--slots", "2x512", "--threads", "1"]) as swarm:
         yield swarm
 
 
