@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint format bench proto wheel clean
+.PHONY: help demo demo-glm test test-slow lint format bench proto wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -32,6 +32,10 @@ $(STAMP): pyproject.toml setup.py
 demo: $(STAMP) ## three nodes on this machine answer a question
 	$(BIN)/python -m shim.build
 	$(BIN)/python -m swarm.demo
+
+demo-glm: $(STAMP) ## the same with a tiny GLM-5.2, which has to know the answer
+	$(BIN)/python -m shim.build
+	$(BIN)/python -m swarm.demo --model glm-tiny --expect Paris
 
 test: $(STAMP) lint ## the whole test suite
 	$(BIN)/python -m shim.build

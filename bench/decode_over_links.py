@@ -22,7 +22,7 @@ from bench.links import Shape
 from bench.links.linked_swarm import linked_swarm
 from bench.record import Record, this_commit, this_machine
 from swarm.artifact import Manifest, embedded, load_manifest
-from swarm.client import ChainSession, StepRequest, SwarmClient, WantedRow
+from swarm.client import LastingSession, StepRequest, SwarmClient, WantedRow
 from swarm.local_swarm import even_spans
 from swarm.protocol import pb
 
@@ -58,7 +58,7 @@ async def measure(options: argparse.Namespace, manifest: Manifest) -> Measured:
             return Measured(session.numerics_ids[0], samples)
 
 
-async def decode(session: ChainSession, n_vocab: int, n_tokens: int) -> list[float]:
+async def decode(session: LastingSession, n_vocab: int, n_tokens: int) -> list[float]:
     """Seconds of each token after a short prompt."""
     tokens = np.random.default_rng(0).integers(0, n_vocab, PROMPT_TOKENS + n_tokens).tolist()
     await session.step(StepRequest(0, tokens[:PROMPT_TOKENS], pb.PREFILL, WantedRow()))

@@ -22,7 +22,7 @@ from bench.record import Record, percentile, this_commit, this_machine
 from shim.engine import Engine
 from shim.types import ContextSpec, EngineConfig, StepBatch, SummarySpec
 from swarm.artifact import embedded, load_manifest
-from swarm.client import ChainSession, StepRequest, SwarmClient, WantedRow
+from swarm.client import LastingSession, StepRequest, SwarmClient, WantedRow
 from swarm.client.trace import StepTrace
 from swarm.local_swarm import even_spans, local_swarm
 from swarm.protocol import pb
@@ -91,7 +91,7 @@ def unsplit_step(engine: Engine, tokens: Sequence[int], start: int, *, tiled: bo
     engine.step(batch, (SummarySpec(),))
 
 
-async def run_chain(session: ChainSession, work: Work, samples: Samples) -> None:
+async def run_chain(session: LastingSession, work: Work, samples: Samples) -> None:
     n = len(work.prompt)
     await session.step(StepRequest(0, work.prompt, pb.PREFILL, WantedRow()))
     for number, token in enumerate(work.tokens):
@@ -131,7 +131,7 @@ def _start(stack: AsyncExitStack, options: argparse.Namespace, hops: int) -> str
     return stack.enter_context(local_swarm(options.model, spans, folder, arguments)).address
 
 
-async def _open(stack: AsyncExitStack, address: str) -> ChainSession:
+async def _open(stack: AsyncExitStack, address: str) -> LastingSession:
     client = await stack.enter_async_context(SwarmClient.connect([address]))
     return await stack.enter_async_context(await client.open_session(CONTEXT_TOKENS))
 

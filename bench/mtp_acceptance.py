@@ -15,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.glm_tiny.facts import all_facts
 from bench.record import Record, percentile, this_commit, this_machine
 from shim.engine import Engine
 from shim.types import ContextSpec, EngineConfig, StepBatch
 from shim.vocab import Vocab
 from swarm.artifact import load_manifest
+from swarm.artifact.catalog import GLM_TINY, find_model
 from swarm.client.template import ChatTemplate
 
 DRAFTS = 2
@@ -118,8 +120,6 @@ def count(model: Path, prompts: Iterable[str], threads: int = 1) -> tuple[Counts
 
 def questions(model: Path, every: int) -> Iterator[str]:
     """Every so-manyth question that glm-tiny was taught, as its own template writes it."""
-    from bench.glm_tiny.facts import all_facts  # type: ignore[import-untyped,unused-ignore]
-
     with Vocab.load(model) as vocab:
         template = ChatTemplate(vocab.template)
     asked = [question for fact in all_facts() for question in fact.questions]
@@ -167,11 +167,12 @@ def report(record: Record) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.mtp_acceptance", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="glm-tiny's GGUF file")
+    parser.add_argument("--model", default=GLM_TINY, help="a model's name or file (default: %(default)s)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="ask only every Nth question (default: all)")
     parser.add_argument("--threads", type=int, default=1, help="threads of the engine (default: %(default)s)")
     parser.add_argument("--record", action="store_true", help="write evidence/mtp-acceptance.json")
     options = parser.parse_args(arguments)
+    options.model = find_model(options.model).path
     record = measure(options)
     print(report(record))
     if options.record:

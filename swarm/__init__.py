@@ -12,7 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from swarm.client import ClientConfig, Generation, GenerationOptions, SamplingParams, SwarmClient, Timeouts, Token
+    from swarm.client import (
+        Answer,
+        ClientConfig,
+        Generation,
+        GenerationOptions,
+        SamplingParams,
+        SwarmClient,
+        Thinking,
+        Timeouts,
+        Token,
+        ToolCall,
+    )
     from swarm.errors import (
         ArtifactError,
         ArtifactMismatch,
@@ -33,7 +44,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_CLIENT = ("ClientConfig", "Generation", "GenerationOptions", "SamplingParams", "SwarmClient", "Timeouts", "Token")
+_CLIENT = (
+    "Answer",
+    "ClientConfig",
+    "Generation",
+    "GenerationOptions",
+    "SamplingParams",
+    "SwarmClient",
+    "Thinking",
+    "Timeouts",
+    "Token",
+    "ToolCall",
+)
 _ERRORS = (
     "ArtifactError",
     "ArtifactMismatch",
@@ -54,6 +76,7 @@ _ERRORS = (
 _HOMES = {**dict.fromkeys(_CLIENT, "swarm.client"), **dict.fromkeys(_ERRORS, "swarm.errors")}
 
 __all__ = [
+    "Answer",
     "ArtifactError",
     "ArtifactMismatch",
     "ClientConfig",
@@ -73,8 +96,10 @@ __all__ = [
     "SessionPoisoned",
     "SwarmClient",
     "SwarmError",
+    "Thinking",
     "Timeouts",
     "Token",
+    "ToolCall",
     "UsageError",
 ]
 

@@ -29,10 +29,12 @@ from collections.abc import Sequence
 
 
 class SwarmError(Exception):
-    """Base of everything this package raises on purpose. ``peer`` is the id of the peer whose answer it is, if any."""
+    """Base of everything this package raises on purpose. ``peer`` is the id of the peer whose answer it is, if any;
+    ``code`` the wire's number for what that peer said, 0 when it said nothing, or nothing that makes sense."""
 
     exit_code = 1
     peer: str = ""
+    code: int = 0
 
 
 class UsageError(SwarmError):

@@ -80,6 +80,16 @@ class JoinHint:
 
 
 @dataclass(frozen=True)
+class Gap:
+    """Layers [first, last) of a chain, between the peers ``before`` and ``after`` that stay where they are."""
+
+    first: int
+    last: int
+    before: str = CLIENT
+    after: str = CLIENT
+
+
+@dataclass(frozen=True)
 class RouteRequest:
     """What the chain must satisfy, and what the client knows beside the records."""
 
@@ -93,10 +103,15 @@ class RouteRequest:
     seed: int | None = None  # moves equally good choices, so that clients spread over the peers
     hint: JoinHint = JoinHint()
     protocol_version: int = PROTOCOL_VERSION
+    gap: Gap | None = None  # None: a chain through every layer
 
     @property
     def n_layers(self) -> int:
         return self.legal_cuts[-1]
+
+    @property
+    def ends(self) -> Gap:
+        return self.gap or Gap(0, self.n_layers)
 
 
 @dataclass(frozen=True)
@@ -207,10 +222,11 @@ class _Label:
     key: _Key
     used: frozenset[str]
     hops: tuple[tuple[str, int, int], ...]
+    before: str  # whom the first of them follows
 
     @property
     def peer_id(self) -> str:
-        return self.hops[-1][0] if self.hops else CLIENT
+        return self.hops[-1][0] if self.hops else self.before
 
 
 class _Prices:
@@ -262,11 +278,13 @@ def _share(seed: int | None, peer_id: str) -> float:
 
 def _best(usable: Sequence[SpanRecord], request: RouteRequest) -> Chain | None:
     prices = _Prices(usable, request)
-    edges = {0, request.n_layers}.union(*((record.first, record.last) for record in usable))
-    best = _search(usable, request, prices, edges)
+    ends = request.ends
+    edges = {ends.first, ends.last}.union(*((record.first, record.last) for record in usable))
+    best = _search(usable, request, prices, (edge for edge in edges if ends.first <= edge <= ends.last))
     if best is None and request.banned_edges:
         # a peer may be needed between two that can't reach each other, for any layer at all
-        best = _search(usable, request, prices, request.legal_cuts)
+        inside = (cut for cut in request.legal_cuts if ends.first <= cut <= ends.last)
+        best = _search(usable, request, prices, inside)
     if best is None:
         return None
     records = {record.peer_id: record for record in usable}
@@ -310,13 +328,14 @@ class _Search:
         self._arrived: dict[int, list[_Label]] = {position: [] for position in positions}
 
     def run(self) -> _Label | None:
-        self._arrived[0].append(_Label((0, 0.0, 0.0), frozenset(), ()))
+        ends = self._request.ends
+        self._arrived[ends.first].append(_Label((0, 0.0, 0.0), frozenset(), (), ends.before))
         for position in self._positions[:-1]:
             arrived = self._pruned(self._arrived[position], position)
             for record in self._usable:
                 if record.first <= position < record.last:
                     self._enter(record, position, arrived)
-        return min(self._arrived[self._request.n_layers], key=lambda label: label.key, default=None)
+        return min(self._arrived[ends.last], key=lambda label: label.key, default=None)
 
     def _enter(self, record: SpanRecord, position: int, arrived: Sequence[_Label]) -> None:
         """Continues the chains that reached ``position`` with this peer, to each position it can hand over at."""
@@ -333,16 +352,17 @@ class _Search:
         peer_id = record.peer_id
         seconds = self._prices.network(label.peer_id, peer_id) + self._prices.waiting(peer_id)
         key = _plus(label.key, (int(self._foreign[peer_id]), seconds, self._prices.tie(peer_id)))
-        return _Label(key, label.used | {peer_id}, label.hops)
+        return _Label(key, label.used | {peer_id}, label.hops, label.before)
 
     def _arrive(self, label: _Label, peer_id: str, position: int, end: int) -> None:
         seconds = self._prices.compute(peer_id, end - position)
-        if end == self._request.n_layers:
-            if (peer_id, CLIENT) in self._request.banned_edges:
+        ends = self._request.ends
+        if end == ends.last:
+            if (peer_id, ends.after) in self._request.banned_edges:
                 return
-            seconds += self._prices.network(peer_id, CLIENT)
+            seconds += self._prices.network(peer_id, ends.after)
         key = _plus(label.key, (0, seconds, 0.0))
-        self._arrived[end].append(_Label(key, label.used, (*label.hops, (peer_id, position, end))))
+        self._arrived[end].append(_Label(key, label.used, (*label.hops, (peer_id, position, end)), label.before))
 
     def _pruned(self, labels: Sequence[_Label], position: int) -> list[_Label]:
         """For each last peer the chains no other beats; of very many, the best."""
@@ -401,7 +421,7 @@ def _parts(chain: Chain, usable: Sequence[SpanRecord], request: RouteRequest) ->
     prices = _Prices(usable, request)
     compute = sum(prices.compute(hop.peer_id, hop.last - hop.first) for hop in chain.hops)
     waiting = sum(prices.waiting(hop.peer_id) for hop in chain.hops)
-    stations = [CLIENT, *(hop.peer_id for hop in chain.hops), CLIENT]
+    stations = [request.ends.before, *(hop.peer_id for hop in chain.hops), request.ends.after]
     network = sum(prices.network(sender, receiver) for sender, receiver in pairwise(stations))
     return (
         f"{chain.cost * 1000:.1f} ms (compute {compute * 1000:.1f}, network {network * 1000:.1f}, "
@@ -418,11 +438,11 @@ def _layers(record: SpanRecord) -> str:
 
 
 def _no_route(usable: Sequence[SpanRecord], skipped: Sequence[Skipped], request: RouteRequest) -> SwarmError:
-    missing = _uncovered((_span(record) for record in usable), request.n_layers)
+    missing = _uncovered((_span(record) for record in usable), request.ends)
     if not missing:
         return NoRoute(
             "every layer has a peer, but links between them failed a moment ago; try again shortly, or start another "
-            f"node: {request.hint.command(0, request.n_layers)}"
+            f"node: {request.hint.command(request.ends.first, request.ends.last)}"
         )
     fits = _largest_context(usable, skipped, request)
     if fits is not None:
@@ -456,7 +476,7 @@ def _largest_context(usable: Sequence[SpanRecord], skipped: Sequence[Skipped], r
     sizes += [(_span(skip.record), skip.slot_tokens) for skip in skipped if skip.kind == SMALL and skip.slot_tokens]
     best = [
         max((tokens for (first, last), tokens in sizes if first <= layer < last), default=0)
-        for layer in range(request.n_layers)
+        for layer in range(request.ends.first, request.ends.last)
     ]
     return min(best) or None
 
@@ -465,13 +485,13 @@ def _span(record: SpanRecord) -> Span:
     return record.first, record.last
 
 
-def _uncovered(spans: Iterable[Span], n_layers: int) -> tuple[Span, ...]:
+def _uncovered(spans: Iterable[Span], ends: Gap) -> tuple[Span, ...]:
     missing: list[Span] = []
-    reached = 0
-    for first, last in sorted(spans):
+    reached = ends.first
+    for first, last in sorted((first, last) for first, last in spans if first < ends.last):
         if first > reached:
             missing.append((reached, first))
         reached = max(reached, last)
-    if reached < n_layers:
-        missing.append((reached, n_layers))
+    if reached < ends.last:
+        missing.append((reached, ends.last))
     return tuple(missing)

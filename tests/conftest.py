@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.artifact import embedded
+from swarm.artifact.catalog import GLM_TINY, find_model
 from tests import models
 
 
@@ -22,6 +23,13 @@ def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct, 30 layers, tied embeddings; fetched once per machine."""
     given = os.environ.get("SWARM_TEST_SMOLLM2")
     return Path(given) if given else embedded.fetch()
+
+
+@pytest.fixture(scope="session")
+def glm_tiny() -> Path:
+    """The trained model that ships: GLM-5.2's structure and types in 8 layers, which knows 151 facts."""
+    given = os.environ.get("SWARM_TEST_GLM_TINY")
+    return Path(given) if given else find_model(GLM_TINY).path
 
 
 @pytest.fixture(scope="session")

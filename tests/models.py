@@ -65,6 +65,7 @@ def write_glm(
     type_of: TypeOf = f32,
     *,
     seed: int = 0,
+    n_head: int = 4,
     schedule_key: bool = True,
     dead_indexers: bool = False,
     context: int = 1 << 20,
@@ -75,10 +76,10 @@ def write_glm(
     other layers carry the tensors of one as well. The weights are the same with and without.
     """
     writer = gguf.GGUFWriter(path, "glm-dsa")
-    _glm_metadata(writer, context, schedule_key=schedule_key)
+    _glm_metadata(writer, n_head, context, schedule_key=schedule_key)
     _vocabulary(writer, "glm4")
     rng, dead_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-    for name, shape in _glm_tensors(len(_tokens())):
+    for name, shape in _glm_tensors(len(_tokens()), n_head):
         dead = is_dead(name)
         if dead_indexers or not dead:
             _add(writer, name, shape, type_of(name), dead_rng if dead else rng)
@@ -129,7 +130,7 @@ def untie(source: Path, path: Path) -> Path:
     return _finish(writer, path)
 
 
-def _glm_metadata(writer: gguf.GGUFWriter, context: int, *, schedule_key: bool) -> None:
+def _glm_metadata(writer: gguf.GGUFWriter, n_head: int, context: int, *, schedule_key: bool) -> None:
     writer.add_name("random glm-dsa")
     writer.add_context_length(context)
     writer.add_embedding_length(256)
@@ -144,7 +145,7 @@ def _glm_metadata(writer: gguf.GGUFWriter, context: int, *, schedule_key: bool) 
     writer.add_expert_weights_scale(2.5)
     writer.add_expert_weights_norm(True)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    writer.add_head_count(4)
+    writer.add_head_count(n_head)
     writer.add_head_count_kv(1)
     writer.add_q_lora_rank(256)
     writer.add_kv_lora_rank(256)
@@ -162,25 +163,25 @@ def _glm_metadata(writer: gguf.GGUFWriter, context: int, *, schedule_key: bool) 
         writer.add_array("glm-dsa.attention.indexer.types", list(GLM_FULL_LAYERS))
 
 
-def _glm_tensors(n_vocab: int) -> Iterator[tuple[str, Shape]]:
+def _glm_tensors(n_vocab: int, n_head: int) -> Iterator[tuple[str, Shape]]:
     yield "token_embd.weight", (n_vocab, 256)
     yield "output_norm.weight", (256,)
     yield "output.weight", (n_vocab, 256)
     for layer in range(11):
-        for name, shape in _glm_layer(layer):
+        for name, shape in _glm_layer(layer, n_head):
             yield f"blk.{layer}.{name}", shape
 
 
-def _glm_layer(layer: int) -> Iterator[tuple[str, Shape]]:
+def _glm_layer(layer: int, n_head: int) -> Iterator[tuple[str, Shape]]:
     yield "attn_norm.weight", (256,)
     yield "attn_q_a.weight", (256, 256)
     yield "attn_q_a_norm.weight", (256,)
-    yield "attn_q_b.weight", (512, 256)
+    yield "attn_q_b.weight", (128 * n_head, 256)
     yield "attn_kv_a_mqa.weight", (320, 256)
     yield "attn_kv_a_norm.weight", (256,)
-    yield "attn_k_b.weight", (4, 256, 64)
-    yield "attn_v_b.weight", (4, 64, 256)
-    yield "attn_output.weight", (256, 256)
+    yield "attn_k_b.weight", (n_head, 256, 64)
+    yield "attn_v_b.weight", (n_head, 64, 256)
+    yield "attn_output.weight", (256, 64 * n_head)
     yield "ffn_norm.weight", (256,)
     yield "indexer.k_norm.weight", (128,)
     yield "indexer.k_norm.bias", (128,)

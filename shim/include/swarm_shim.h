@@ -121,25 +121,25 @@ SWARM_API int32_t swarm_engine_truncate(swarm_engine * engine, int32_t slot, int
 // capacity of the slot in tokens
 SWARM_API int32_t swarm_engine_capacity(const swarm_engine * engine, int32_t slot, int32_t * out);
 
-// Drafts: up to *n_ids (in: capacity, out: number found) greedy guesses of the MTP block at the tokens after the one that
-// the slot's kept row predicts (its argmax). None when the slot keeps no row or the block has not seen all tokens: a step
-// to the last layer without tokens leaves a hole, until the slot is cut to before it. Nothing of the trunk changes: not
-// its bits, not the slot. SWARM_ERR_UNSUPPORTED when no MTP block is loaded.
+// Drafts: up to *n_ids (in: capacity, out: number found) greedy guesses of the MTP block at the tokens after the one
+// that the slot's kept row predicts (its argmax). None when the slot keeps no row or the block has not seen all tokens:
+// a step to the last layer without tokens leaves a hole, until the slot is cut to before it. Nothing of the trunk
+// changes: not its bits, not the slot. SWARM_ERR_UNSUPPORTED when no MTP block is loaded.
 SWARM_API int32_t swarm_engine_draft(swarm_engine * engine, int32_t slot, int32_t * ids, int32_t * n_ids);
 
 // KV rows: what a layer keeps of each position. They mean something only to an engine of the same artifact and
 // numerics_id; there they replace the computation bit by bit.
 //
 // A layer has up to three rows per position: keys, values (a dense model; MLA has none), and indexer keys (a layer with
-// an indexer of its own). The rows of [first, first + n_rows) lie one tensor after the other: n_rows of keys, then n_rows
-// of values, then n_rows of indexer keys, in the KV type's own bytes: F32 and F16 little-endian, Q8_0 blocks of an F16
-// scale and 32 int8 (34 bytes). With load_mtp, layer n_layers is the MTP block; only drafts need its rows.
+// an indexer of its own). The rows of [first, first + n_rows) lie one tensor after the other: n_rows of keys, then
+// n_rows of values, then n_rows of indexer keys, in the KV type's own bytes: F32 and F16 little-endian, Q8_0 blocks of
+// an F16 scale and 32 int8 (34 bytes). With load_mtp, layer n_layers is the MTP block; only drafts need its rows.
 //
 // bytes of one row of keys, values and indexer keys, 0 where the layer has none; row_bytes is [3]
 SWARM_API int32_t swarm_engine_kv_row_bytes(const swarm_engine * engine, int32_t layer, int32_t * row_bytes);
 // n_bytes is n_rows times the sum of row_bytes. Positions that the layer does not hold are SWARM_ERR_GAP.
-SWARM_API int32_t swarm_engine_kv_read(swarm_engine * engine, int32_t slot, int32_t layer, int32_t first, int32_t n_rows,
-                                       void * data, uint64_t n_bytes);
+SWARM_API int32_t swarm_engine_kv_read(swarm_engine * engine, int32_t slot, int32_t layer, int32_t first,
+                                       int32_t n_rows, void * data, uint64_t n_bytes);
 // Afterwards the layer holds the positions [0, first + n_rows) and nothing above; first beyond what it holds is
 // SWARM_ERR_GAP. Layers are written one after the other: a step can go on from a position once every layer of its run
 // holds it, so a state that was not written whole is never computed on. The row that the slot kept is dropped. Values

@@ -14,8 +14,8 @@ using swarm::fail;
 
 namespace {
 
-// 32 rows at once read a third of the weights that they read one by one (256 experts, 8 used): cheaper for a session that
-// wants no drafts. One that does waits for fewer rows than these.
+// 32 rows at once read a third of the weights that they read one by one (256 experts, 8 used): cheaper for a session
+// that wants no drafts. One that does waits for fewer rows than these.
 constexpr int32_t k_pending_rows = 32;
 // a rollback of this many rows finds the state it goes on from
 constexpr int32_t k_kept_rows = 128;

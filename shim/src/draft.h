@@ -7,9 +7,9 @@
 
 namespace swarm {
 
-// What the MTP block knows of a slot. Its row i takes token i and the trunk's hidden state of position i - 1. The trunk's
-// newest rows are kept here: the block computes them many at once or when a draft is asked for, and a rollback finds the
-// state before the row it goes back to.
+// What the MTP block knows of a slot. Its row i takes token i and the trunk's hidden state of position i - 1. The
+// trunk's newest rows are kept here: the block computes them many at once or when a draft is asked for, and a rollback
+// finds the state before the row it goes back to.
 struct draft_stream {
     int32_t position = 0; // rows that the block has computed
     int32_t first    = 0; // position of the first kept row

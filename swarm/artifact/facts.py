@@ -195,6 +195,8 @@ def _check_tensors(file: str, facts: ModelFacts, tensors: Mapping[str, TensorInf
     if tensors["token_embd.weight"].dims[0] != facts.n_embd:
         raise NotAModel(f"{file}: token_embd.weight is not {facts.n_embd} wide; convert the model anew")
     needed = ["output_norm.weight", *(f"blk.{layer}.attn_norm.weight" for layer in range(facts.n_layers))]
+    # an indexer that is not there is no error to the engine while it loads: it crashes at the first graph
+    needed += [f"blk.{layer}.indexer.attn_k.weight" for layer, full in enumerate(facts.indexer_types) if full]
     missing = [name for name in needed if name not in tensors]
     if missing:
         raise NotAModel(f"{file}: incomplete: {_some(missing)} missing; download the whole model again")

@@ -6,12 +6,16 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from swarm.chat.settings import PEERS_VARIABLE, config_path, initial_peers
 from swarm.errors import UsageError
 
+if TYPE_CHECKING:
+    from swarm.client.template import ThinkingOptions
+
 PROG = "swarm-chat"
+EFFORTS = ("max", "high", "none")
 
 DESCRIPTION = "Chat with a model that a swarm of peers serves. No model file is needed here."
 
@@ -20,7 +24,7 @@ examples:
   {PROG} --initial-peers /ip4/192.0.2.7/tcp/4711/p2p/12D3Koo...
         a conversation; Alt-Enter starts a new line, Ctrl-C stops an answer, /quit leaves
   {PROG} --initial-peers ADDRESS -p "What is the capital of France?"
-        one answer on stdout, everything else on stderr
+        one answer on stdout, everything else on stderr; thinking only when that is a terminal
   export {PEERS_VARIABLE}=ADDRESS
   git diff | {PROG} --system "Review this patch." > review.md
         the prompt from a pipe
@@ -58,19 +62,23 @@ class ChatOptions:
     max_tokens: int | None
     stop: tuple[str, ...]
     context_tokens: int | None
-    reasoning_effort: str | None
+    effort: str | None
+    keep_thinking: bool
     timeout_seconds: float | None
     wait_seconds: float
     json: bool
     trace: bool
     show_route: bool | None  # None: when stderr is a terminal
+    show_thinking: bool | None  # None: when stderr is a terminal
     verbose: bool
 
-    def template_variables(self) -> dict[str, object]:
-        """What the chat template is told about thinking."""
-        if self.reasoning_effort == "none":
-            return {"enable_thinking": False}
-        return {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+    def thinking(self) -> ThinkingOptions:
+        """What the chat template is told; it decides what no option says."""
+        return {
+            "reasoning_effort": self.effort if self.effort != "none" else None,
+            "enable_thinking": False if self.effort == "none" else None,
+            "clear_thinking": False if self.keep_thinking else None,
+        }
 
 
 def parse(arguments: Sequence[str] | None = None) -> ChatOptions:
@@ -95,12 +103,14 @@ def parse(arguments: Sequence[str] | None = None) -> ChatOptions:
         max_tokens=given.max_tokens,
         stop=tuple(given.stop or ()),
         context_tokens=given.context_tokens,
-        reasoning_effort=given.reasoning_effort,
+        effort=given.effort,
+        keep_thinking=given.keep_thinking,
         timeout_seconds=given.timeout,
         wait_seconds=given.wait_seconds,
         json=given.json,
         trace=given.trace,
         show_route=given.show_route,
+        show_thinking=given.show_thinking,
         verbose=given.verbose,
     )
 
@@ -165,9 +175,15 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before TEXT (repeatable)")
     group.add_argument(
+        "--effort",
         "--reasoning-effort",
-        choices=("max", "high", "none"),
-        help="how much models think that can (default: the model's own)",
+        choices=EFFORTS,
+        help="how much a model thinks that can: max takes long, none answers at once (default: the model's own, max)",
+    )
+    group.add_argument(
+        "--keep-thinking",
+        action="store_true",
+        help="leave the thinking of earlier turns in the prompt (default: it goes when the next turn begins)",
     )
 
 
@@ -180,6 +196,11 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         "--show-route",
         action=argparse.BooleanOptionalAction,
         help="show peers and speed on stderr (default: on a terminal)",
+    )
+    group.add_argument(
+        "--show-thinking",
+        action=argparse.BooleanOptionalAction,
+        help="show thinking on stderr, never on stdout (default: on a terminal, dimmed)",
     )
     group.add_argument("-v", "--verbose", action="store_true", help="more about what happens, on stderr")
     group.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

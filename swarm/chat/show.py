@@ -36,11 +36,21 @@ def speed_line(generation: Generation) -> str:
     return ", ".join(parts)
 
 
+def unfinished_line(generation: Generation) -> str:
+    """Why there is no answer: the model was still thinking."""
+    reason = generation.progress.stop_reason
+    advice = "give it more room (--max-tokens, --context-tokens) or less to think about (--effort)"
+    return f"the answer was ended by {reason} while the model was still thinking; {advice}"
+
+
 def as_json(generation: Generation, artifact: ClientArtifact) -> str:
     progress = generation.progress
     return json.dumps(
         {
-            "answer": progress.text,
+            "answer": progress.reply.answer,
+            "thinking": progress.reply.thinking,
+            "thinking_unfinished": progress.reply.thinking_unfinished,
+            "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in progress.reply.tool_calls],
             "token_ids": progress.token_ids,
             "prompt_tokens": len(generation.prompt),
             "stop_reason": progress.stop_reason,
@@ -74,6 +84,11 @@ def waterfall(trace: StepTrace, route: Sequence[HopPlace]) -> list[str]:
 def printable(text: str) -> str:
     """For a terminal: a model must not send it control sequences."""
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "�" for c in text)
+
+
+def dimmed(text: str) -> str:
+    """Each piece for itself, so that an interrupt leaves the terminal as it was."""
+    return f"\x1b[2m{text}\x1b[22m"
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import re
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
-from swarm.chat.options import PROG, ChatOptions, SamplingOptions
-from swarm.chat.show import as_json, printable, route_line, speed_line, waterfall
+from swarm.chat.options import EFFORTS, PROG, ChatOptions, SamplingOptions
+from swarm.chat.screen import Screen
+from swarm.chat.show import route_line, speed_line
 from swarm.client.artifact import ClientArtifact
 from swarm.client.client import SwarmClient
 from swarm.client.config import ClientConfig, Timeouts
@@ -21,11 +21,12 @@ from swarm.client.generate import Generation, GenerationOptions
 from swarm.client.sampler import SamplingParams
 from swarm.errors import SwarmError
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 HELP = """\
 /help     this text
 /clear    forget the conversation
+/effort   how much the model thinks from now on: /effort max, high or none
 /route    the peers of the last answer and its speed
 /quit     leave (as Ctrl-D)
 Alt-Enter starts a new line, Ctrl-C stops an answer."""
@@ -72,22 +73,24 @@ class Conversation:
         self._artifact = artifact
         self._options = options
         self._screen = screen
-        self._last: Generation | None = None
+        self.last: Generation | None = None
         self.messages = _first_messages(options)
 
     def command(self, line: str) -> bool:
         """False when the user wants to leave."""
-        match line.split()[0]:
-            case "/quit" | "/exit":
+        match line.split():
+            case ["/quit" | "/exit", *_]:
                 return False
-            case "/clear":
+            case ["/clear", *_]:
                 self.messages = _first_messages(self._options)
                 self._screen.say("the conversation is forgotten")
-            case "/route":
+            case ["/effort", *given]:
+                self._set_effort(given)
+            case ["/route", *_]:
                 self._show_route()
-            case "/help":
+            case ["/help", *_]:
                 self._screen.say(HELP)
-            case unknown:
+            case [unknown, *_]:
                 self._screen.say(f"{unknown} is no command; /help lists them")
         return True
 
@@ -110,73 +113,29 @@ class Conversation:
 
     async def _answer(self, messages: Messages) -> None:
         generation = await _ask(self._client, self._artifact, self._options, messages)
-        self._last = generation
+        self.last = generation
         try:
             async with generation:
                 await self._screen.answer(generation)
         finally:
-            if generation.progress.text:
-                self.messages = [*messages, {"role": "assistant", "content": generation.progress.text}]
+            # A turn that was only thought about is forgotten: an empty answer would mislead the next one.
+            reply = generation.progress.reply
+            if reply.answer or reply.tool_calls:
+                self.messages = [*messages, reply.message()]
         self._screen.close(generation, self._artifact)
 
+    def _set_effort(self, given: list[str]) -> None:
+        if len(given) == 1 and given[0] in EFFORTS:
+            self._options = replace(self._options, effort=given[0])
+            self._screen.say(f"effort {given[0]} from the next turn on")
+        else:
+            self._screen.say(f"effort is {self._options.effort or 'max'}; change it with /effort {'|'.join(EFFORTS)}")
+
     def _show_route(self) -> None:
-        if self._last is None or not self._last.route:
+        if self.last is None or not self.last.route:
             self._screen.say("nothing was answered yet")
         else:
-            self._screen.say(f"{route_line(self._last.route)}\n{speed_line(self._last)}")
-
-
-class Screen:
-    """Answers go to stdout as they come, or as JSON at the end; the rest goes to stderr."""
-
-    def __init__(self, options: ChatOptions) -> None:
-        self._options = options
-        self._clean = printable if sys.stdout.isatty() else str
-        self._last_status = ""
-        shown = options.show_route
-        self._show_route = sys.stderr.isatty() and not options.json if shown is None else shown
-
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    def status(self, text: str) -> None:
-        """Texts that differ only in numbers and details in brackets are shown once."""
-        form = re.sub(r"\d+|\([^)]*\)", "#", text)
-        if form != self._last_status:
-            self._last_status = form
-            self.say(f"{PROG}: {text}")
-
-    async def answer(self, generation: Generation) -> None:
-        route_shown = False
-        async for token in generation:
-            if self._show_route and not route_shown:
-                self.say(route_line(generation.route))
-                route_shown = True
-            if not self._options.json:
-                self._write(self._clean(token.text))
-
-    def close(self, generation: Generation, artifact: ClientArtifact) -> None:
-        if self._options.json:
-            self._write(as_json(generation, artifact) + "\n")
-        elif not generation.progress.text.endswith("\n"):
-            self._write("\n")
-        if self._show_route:
-            self.say(speed_line(generation))
-        steps = generation.progress.decode or generation.progress.prefill
-        if self._options.trace and steps:
-            self.say("\n".join(waterfall(steps[-1], generation.route)))
-
-    def _write(self, text: str) -> None:
-        try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except OSError as error:
-            # What is still buffered goes nowhere: Python would complain once more when it flushes stdout at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(error, BrokenPipeError):
-                raise
-            why = os.strerror(error.errno or 0).lower()
-            raise SwarmError(f"the answer can't be written ({why}); free some space, or write it elsewhere") from error
+            self._screen.say(f"{route_line(self.last.route)}\n{speed_line(self.last)}")
 
 
 @asynccontextmanager
@@ -209,7 +168,7 @@ async def _ask(
         how,
         model=artifact.id,
         context_tokens=options.context_tokens,
-        template_variables=options.template_variables(),
+        **options.thinking(),
     )
 
 

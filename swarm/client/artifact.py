@@ -12,6 +12,7 @@ from swarm.artifact.gguf_file import read_file
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.metadata import Metadata
 from swarm.client.generate import Vocabulary
+from swarm.client.reply import MARKS, ReplyFormat
 from swarm.client.sampler import SamplingParams
 from swarm.client.template import ChatTemplate
 from swarm.errors import SwarmError, UnsupportedModel, UsageError
@@ -53,6 +54,11 @@ class ClientArtifact:
     def template(self) -> ChatTemplate:
         vocab = self.vocab
         return ChatTemplate(vocab.template, _text(vocab, vocab.bos), _text(vocab, vocab.eos))
+
+    @cached_property
+    def reply_format(self) -> ReplyFormat:
+        whole = frozenset(mark for mark in MARKS if len(self.encode(mark)) == 1)
+        return ReplyFormat.of(self.vocab.template or "", whole)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 from collections.abc import Sequence
@@ -11,59 +12,30 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shim.types import RowSummary
 from swarm.client.config import Timeouts
-from swarm.client.hop import Hop, HopPlace, Network, ask, connect, now_us, peer_failed, unexpected
+from swarm.client.hop import Hop, HopPlace, Network, now_us, peer_failed, unexpected
+from swarm.client.links import FIRST_EPOCH, SessionTerms, attach, close_hops, open_hops
 from swarm.client.row import BadRow, checked_row, checked_summary
-from swarm.client.sampler import TOP_LOGITS
-from swarm.client.trace import StepTrace, TracedHop, trace_step
-from swarm.errors import PeerFailed, ProtocolError, SwarmError
-from swarm.ids import ArtifactId, SessionId
-from swarm.protocol import DATA_STREAM, FrameStream, PartJoiner, StreamClosed, WireError, pb, to_swarm_error
+from swarm.client.steps import StepAnswer, StepRequest, WantedRow
+from swarm.client.trace import RecoveryTrace, TracedHop, trace_step
+from swarm.errors import ProtocolError, SwarmError
+from swarm.ids import PeerId, SessionId
+from swarm.protocol import FrameStream, PartJoiner, StreamClosed, WireError, pb, to_swarm_error
+from swarm.protocol.limits import first_step
 
 logger = logging.getLogger(__name__)
 
-FIRST_EPOCH = 1
+__all__ = ["ChainSession", "SessionTerms", "StepAnswer", "StepRequest", "WantedRow"]
 
 
 @dataclass(frozen=True)
-class SessionTerms:
-    """What every hop is told when the session opens. ``numerics_id`` empty: any will do."""
+class Trouble:
+    """What broke a chain. ``lost``: the peer can't stay, whatever it holds. ``successor``: whom it can't reach."""
 
-    artifact_id: ArtifactId
-    n_vocab: int
-    context_tokens: int
-    chunk_tokens: int
-    numerics_id: str = ""
-    purpose: str = ""
-
-
-@dataclass(frozen=True)
-class WantedRow:
-    """What the exit shall return of a step's last row: its top logits, those of ``ids``, and the weight of the rest."""
-
-    temperature: float = 1.0
-    ids: tuple[int, ...] = ()
-    top: int = TOP_LOGITS
-
-
-@dataclass(frozen=True)
-class StepRequest:
-    """``tokens`` from position ``start`` on. ``row`` None: the answer is only an acknowledgement."""
-
-    start: int
-    tokens: Sequence[int]
-    kind: pb.StepKind.ValueType
-    row: WantedRow | None = None
-
-
-@dataclass(frozen=True)
-class StepAnswer:
-    """``row`` is there when the request asked for it."""
-
-    row: RowSummary | None
-    numerics_id: str
-    trace: StepTrace
+    place: HopPlace
+    error: SwarmError
+    lost: bool = False
+    successor: PeerId | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,26 +58,38 @@ class _RowFetch:
 
 
 class ChainSession:
-    """An open session. Use it as a context manager: leaving it, or cancelling inside, frees the slot of every hop.
+    """An open session in one epoch. Use it as a context manager: leaving it, or cancelling inside, frees the slot of
+    every hop.
 
     Steps may be in flight together; answers come in order. The first failure of any hop ends everything: every call
-    from then on raises it. (A recovery would put other hops in place of the failed ones under a higher epoch.)
+    from then on raises it. ``release`` then leaves the hops that are left to a recovery.
     """
 
     def __init__(
-        self, terms: SessionTerms, session_id: SessionId, hops: Sequence[Hop], data: FrameStream, timeouts: Timeouts
+        self,
+        terms: SessionTerms,
+        session_id: SessionId,
+        hops: Sequence[Hop],
+        data: FrameStream,
+        timeouts: Timeouts,
+        epoch: int = FIRST_EPOCH,
     ) -> None:
         self.terms = terms
         self.session_id = session_id
-        self.epoch = FIRST_EPOCH
+        self.epoch = epoch
         self.failure: SwarmError | None = None
-        self._hops = list(hops)
+        self.troubles: list[Trouble] = []
+        self._hops = tuple(hops)
         self._data = data
-        self._timeouts = timeouts
-        self._last_step = 0
+        self.timeouts = timeouts
+        self._numbers = itertools.count(first_step(-1) if epoch > FIRST_EPOCH else 1)
         self._pending: dict[int, _Pending] = {}
         self._row: _RowFetch | None = None
+        self._failed = asyncio.Event()
+        self._released = False
         self._runner = asyncio.create_task(self._run(), name="chain session")
+        for hop in self._hops:
+            hop.attend(self, timeouts)
 
     @classmethod
     async def open(
@@ -116,11 +100,11 @@ class ChainSession:
         Raises PeerFailed (NodeFull, IncompatiblePeer, ProtocolError) or another SwarmError that a hop answered with.
         """
         session_id = SessionId(secrets.token_bytes(16))
-        hops = await _open_hops(network, places, terms, session_id, timeouts)
+        hops = await open_hops(network, places, terms, session_id, timeouts)
         try:
-            data = await _attach(network, places[0], session_id, timeouts)
+            data = await attach(network, places[0], session_id, timeouts)
         except BaseException:
-            await _close_hops(hops, session_id)
+            await close_hops(hops, session_id)
             raise
         return cls(terms, session_id, hops, data, timeouts)
 
@@ -132,14 +116,32 @@ class ChainSession:
 
     async def close(self) -> None:
         """Frees the slots. Safe to call again."""
-        self._runner.cancel()
-        await asyncio.gather(self._runner, return_exceptions=True)
-        self._fail(SwarmError("the session is closed; open a new one"))
-        await asyncio.gather(self._data.close(), _close_hops(self._hops, self.session_id))
+        await self._end()
+        hops = () if self._released else self._hops
+        await asyncio.gather(self._data.close(), close_hops(hops, self.session_id))
+
+    async def release(self) -> tuple[Hop, ...]:
+        """Ends the epoch and leaves the hops, open or failed, to the caller, who closes them."""
+        for hop in self._hops:
+            hop.attend(None, self.timeouts)
+        await self._end()
+        self._released = True
+        return self._hops
 
     @property
     def places(self) -> tuple[HopPlace, ...]:
         return tuple(hop.place for hop in self._hops)
+
+    @property
+    def recoveries(self) -> tuple[RecoveryTrace, ...]:
+        """None: a chain ends with its first failure."""
+        return ()
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the last byte of the hop that failed first."""
+        failed = self.troubles[0].place.peer_id if self.troubles else ""
+        return next((hop.silent_seconds for hop in self._hops if hop.place.peer_id == failed), 0.0)
 
     @property
     def numerics_ids(self) -> tuple[str, ...]:
@@ -149,28 +151,28 @@ class ChainSession:
     async def send(self, request: StepRequest) -> int:
         """Sends a step and returns its number for ``answer``. Waits only while the transport is full."""
         self._check()
-        self._last_step += 1
-        number = self._last_step
-        step = self._wire_step(number, request)
+        number = next(self._numbers)
         self._pending[number] = _Pending(request, now_us())
-        entry = self._hops[0].place
-        try:
-            async with asyncio.timeout(self._timeouts.step_seconds):
-                await self._data.send_step(step)
-        except (StreamClosed, TimeoutError) as error:
-            what = "takes no steps" if isinstance(error, TimeoutError) else "closed the connection"
-            self._fail(peer_failed(entry, what))
-            self._check()
+        await self._send(self._wire_step(number, request))
         return number
+
+    async def replay(self, start: int, tokens: Sequence[int], kind: pb.StepKind.ValueType) -> None:
+        """Sends what has been computed before; nobody answers it."""
+        self._check()
+        step = self._wire_step(next(self._numbers), StepRequest(start, tokens, kind))
+        step.replay = True
+        await self._send(step)
 
     async def answer(self, number: int) -> StepAnswer:
         """Waits for the answer to one step, each may be taken once. Raises the session's failure."""
         pending = self._pending[number]
         try:
-            async with asyncio.timeout(self._timeouts.step_seconds):
+            async with asyncio.timeout(self.timeouts.step_seconds):
                 outcome = await asyncio.shield(pending.outcome)
         except TimeoutError:
-            self._fail(self._stuck(pending.request))
+            hop = self._stuck(pending.request)
+            error = peer_failed(hop.place, f"did not finish a step within {self.timeouts.step_seconds:g} s")
+            self._note(Trouble(hop.place, error, lost=True))
             self._check()
             raise
         finally:
@@ -190,10 +192,13 @@ class ChainSession:
         self._row = fetch
         try:
             await exit_hop.send(pb.RowRequest(session_id=self.session_id, position=position))
-            async with asyncio.timeout(self._timeouts.step_seconds):
+            async with asyncio.timeout(self.timeouts.step_seconds):
                 outcome = await fetch.outcome
-        except TimeoutError as error:
-            raise peer_failed(exit_hop.place, "did not send the logits row asked for") from error
+        except TimeoutError:
+            error = peer_failed(exit_hop.place, "did not send the logits row asked for")
+            self._note(Trouble(exit_hop.place, error, lost=True))
+            self._check()
+            raise
         finally:
             self._row = None
         if isinstance(outcome, SwarmError):
@@ -201,7 +206,9 @@ class ChainSession:
         try:
             return checked_row(outcome, self.terms.n_vocab)
         except BadRow as error:
-            raise self._nonsense(error) from error
+            self._nonsense(error)
+            self._check()
+            raise
 
     # --- what hops say (HopEvents)
 
@@ -216,7 +223,7 @@ class ChainSession:
         try:
             pending.outcome.set_result(self._answered(pending, answer, answered_us))
         except BadRow as error:
-            self._fail(self._nonsense(error))
+            self._nonsense(error)
 
     def on_row(self, row: pb.Row) -> None:
         fetch = self._row
@@ -225,7 +232,7 @@ class ChainSession:
         try:
             data = fetch.joiner.add(row)
         except WireError as error:
-            self._fail(self._nonsense(error))
+            self._nonsense(error)
             return
         if data is not None:
             fetch.outcome.set_result(data)
@@ -236,34 +243,55 @@ class ChainSession:
         place = next((other.place for other in self._hops if other.place.peer_id == failed.successor), hop.place)
         cause = to_swarm_error(StreamClosed(failed.cause), hop.place.peer_id, hop.place.layers)
         logger.debug("link failed: %s", cause)
-        self._fail(peer_failed(place, f"can't be reached from peer {hop.place.peer_id}"))
+        error = peer_failed(place, f"can't be reached from peer {hop.place.peer_id}")
+        self._note(Trouble(hop.place, error, successor=PeerId(failed.successor)))
+
+    def on_refusal(self, hop: Hop, error: SwarmError) -> None:
+        self._note(Trouble(hop.place, error))
 
     def on_failure(self, hop: Hop, error: SwarmError) -> None:
-        logger.debug("hop %d failed: %s", hop.place.index, error)
-        self._fail(error)
+        self._note(Trouble(hop.place, error, lost=True))
 
     # --- inside
 
     async def _run(self) -> None:
-        """Owns the reader and the heartbeat of every hop; they report failures, and end when this is cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for hop in self._hops:
-                tasks.create_task(hop.read(self))
-                tasks.create_task(hop.keep_alive(self, self._timeouts))
-            tasks.create_task(self._read_data())
+        reading = asyncio.create_task(self._read_data(), name="chain session")
+        try:
+            await self._failed.wait()
+            await self._data.close()  # a send may hang on an entry that takes no more
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
 
-    async def _read_data(self) -> None:
-        """The entry says nothing here unless something is wrong."""
+    async def _end(self) -> None:
+        self._runner.cancel()
+        await asyncio.gather(self._runner, return_exceptions=True)
+        self._fail(SwarmError("the session is closed; open a new one"))
+
+    async def _send(self, step: pb.Step) -> None:
         entry = self._hops[0].place
         try:
-            body = await self._data.receive()
+            async with asyncio.timeout(self.timeouts.step_seconds):
+                await self._data.send_step(step)
+        except (StreamClosed, TimeoutError) as error:
+            what = "takes no steps" if isinstance(error, TimeoutError) else "closed the connection"
+            self._note_of_entry(peer_failed(entry, what))
+            self._check()
+
+    async def _read_data(self) -> None:
+        """The entry says nothing here but that it lives, unless something is wrong."""
+        entry = self._hops[0].place
+        try:
+            while isinstance(body := await self._data.receive(), pb.Pong):
+                pass
         except (StreamClosed, WireError) as error:
-            self._fail(to_swarm_error(error, entry.peer_id, entry.layers))
-            return
-        if isinstance(body, pb.Error):
-            self._fail(to_swarm_error(body, entry.peer_id, entry.layers))
+            cause = to_swarm_error(error, entry.peer_id, entry.layers)
         else:
-            self._fail(peer_failed(entry, "closed the connection") if body is None else unexpected(entry, body))
+            if isinstance(body, pb.Error):
+                cause = to_swarm_error(body, entry.peer_id, entry.layers)
+            else:
+                cause = peer_failed(entry, "closed the connection") if body is None else unexpected(entry, body)
+        self._note_of_entry(cause)
 
     def _wire_step(self, number: int, request: StepRequest) -> pb.Step:
         row = request.row
@@ -295,96 +323,37 @@ class ChainSession:
         if self.failure is not None:
             raise self.failure
 
+    def _note_of_entry(self, error: SwarmError) -> None:
+        if self.failure is None:  # else it was this side that closed the stream
+            self._note(Trouble(self._hops[0].place, error))
+
+    def _note(self, trouble: Trouble) -> None:
+        logger.debug("hop %d: %s", trouble.place.index, trouble.error)
+        self.troubles.append(trouble)
+        self._fail(trouble.error)
+
     def _fail(self, error: SwarmError) -> None:
         if self.failure is None:
             self.failure = error
+            self._failed.set()
         for pending in self._pending.values():
             if not pending.outcome.done():
                 pending.outcome.set_result(self.failure)
         if self._row is not None and not self._row.outcome.done():
             self._row.outcome.set_result(self.failure)
 
-    def _stuck(self, request: StepRequest) -> PeerFailed:
+    def _stuck(self, request: StepRequest) -> Hop:
         """Heartbeats tell how far the step came: the first hop that lacks it holds it up."""
         end = request.start + len(request.tokens)
-        hop = next((hop for hop in self._hops if hop.position < end), self._hops[-1])
-        return peer_failed(hop.place, f"did not finish a step within {self._timeouts.step_seconds:g} s")
+        return next((hop for hop in self._hops if hop.position < end), self._hops[-1])
 
-    def _nonsense(self, error: Exception) -> ProtocolError:
+    def _nonsense(self, cause: Exception) -> None:
         place = self._hops[-1].place
         first, last = place.layers
-        return ProtocolError(
-            f"peer {place.peer_id} (layers {first}:{last}) sent logits that make no sense ({error}); "
+        error = ProtocolError(
+            f"peer {place.peer_id} (layers {first}:{last}) sent logits that make no sense ({cause}); "
             "try again: another peer may serve these layers",
             place.peer_id,
             place.layers,
         )
-
-
-async def _open_hops(
-    network: Network, places: Sequence[HopPlace], terms: SessionTerms, session_id: SessionId, timeouts: Timeouts
-) -> list[Hop]:
-    hops: list[Hop] = []
-    messages = _open_messages(network.peer_id, places, terms, session_id)
-
-    async def open_one(place: HopPlace, message: pb.Open) -> None:
-        hops.append(await Hop.open(network, place, message, timeouts))
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for place, message in zip(places, messages, strict=True):
-                tasks.create_task(open_one(place, message))
-    except BaseExceptionGroup as group:
-        await _close_hops(hops, session_id)
-        raise _first_error(group) from None
-    except BaseException:
-        await _close_hops(hops, session_id)
-        raise
-    return sorted(hops, key=lambda hop: hop.place.index)
-
-
-def _open_messages(
-    own_id: str, places: Sequence[HopPlace], terms: SessionTerms, session_id: SessionId
-) -> list[pb.Open]:
-    neighbours = [pb.Neighbour(peer_id=own_id), *(place.neighbour() for place in places), None]
-    return [
-        pb.Open(
-            session_id=session_id,
-            epoch=FIRST_EPOCH,
-            artifact_id=terms.artifact_id,
-            run=pb.Layers(first=place.layers[0], last=place.layers[1]),
-            context_tokens=terms.context_tokens,
-            chunk_tokens=terms.chunk_tokens,
-            encoding=pb.F32_LE,
-            predecessor=neighbours[index],
-            successor=neighbours[index + 2],
-            numerics_id=terms.numerics_id,
-            hop_index=index,
-            purpose=terms.purpose,
-        )
-        for index, place in enumerate(places)
-    ]
-
-
-async def _attach(network: Network, entry: HopPlace, session_id: SessionId, timeouts: Timeouts) -> FrameStream:
-    data = await connect(network, entry, DATA_STREAM, timeouts.connect_seconds)
-    try:
-        attach = pb.Attach(session_id=session_id, epoch=FIRST_EPOCH)
-        answer = await ask(data, entry, attach, timeouts.open_seconds)
-        if not isinstance(answer, pb.Attached):
-            raise unexpected(entry, answer)
-    except BaseException:
-        await data.close()
-        raise
-    return data
-
-
-async def _close_hops(hops: Sequence[Hop], session_id: SessionId) -> None:
-    await asyncio.gather(*(hop.close(session_id) for hop in hops))
-
-
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        self._note(Trouble(place, error, lost=True))

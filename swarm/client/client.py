@@ -7,16 +7,19 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Unpack
 
 from dht.errors import BadAddress, ClockSkewed, DhtError
 from dht.record import NodeState, SpanRecord
 from swarm.client.artifact_cache import ArtifactCache, Source
+from swarm.client.blame import Avoided
 from swarm.client.config import ClientConfig
 from swarm.client.generate import Generation, GenerationOptions
-from swarm.client.opening import Avoided, Need, SessionOpener
-from swarm.client.template import Message
+from swarm.client.lasting import LastingSession
+from swarm.client.opening import Need, SessionOpener
+from swarm.client.recovery import Recovery, Swarm
+from swarm.client.reply import THINK, ReplyParser
+from swarm.client.template import Message, ThinkingOptions
 from swarm.errors import ArtifactMismatch, ClockSkew, NetworkError, NoPeersGiven, NoRoute, PeerFailed, UsageError
 from swarm.ids import ArtifactId, PeerId
 from swarm.protocol import clean_text
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from dht.peer import Peer
     from dht.view import Snapshot, SwarmView
     from swarm.client.artifact import ClientArtifact
-    from swarm.client.chain import ChainSession
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +47,10 @@ class SwarmClient:
 
         async with SwarmClient.connect(["/ip4/.../p2p/..."]) as client:
             async with await client.chat([{"role": "user", "content": "Hello"}]) as answer:
-                async for token in answer:
-                    print(token.text, end="")
+                async for event in answer.events():
+                    match event:
+                        case Answer(text):
+                            print(text, end="")
 
     Leaving the block ends every session that is still open. Not thread-safe: use it in the loop that opened it.
     """
@@ -65,7 +69,7 @@ class SwarmClient:
         self._view: SwarmView | None = None
         self._artifacts: dict[ArtifactId, ClientArtifact] = {}
         self._avoided = Avoided()
-        self._sessions: WeakSet[ChainSession] = WeakSet()
+        self._sessions: set[LastingSession] = set()
 
     @classmethod
     def connect(
@@ -145,7 +149,7 @@ class SwarmClient:
             known = self._artifacts[artifact_id] = ClientArtifact.load(cached, clean_text(entry.name))
         return known
 
-    async def open_session(self, context_tokens: int, model: str | None = None) -> ChainSession:
+    async def open_session(self, context_tokens: int, model: str | None = None) -> LastingSession:
         """A session of ``context_tokens`` over the best chain, for callers who send their own steps.
 
         Close it or use it in ``async with``. Raises NoRoute, ContextExceeded, PeerFailed.
@@ -175,12 +179,17 @@ class SwarmClient:
         context_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        **thinking: Unpack[ThinkingOptions],
     ) -> Generation:
-        """Answers ``messages`` through the model's template, which may know further variables: ``reasoning_effort``,
-        ``enable_thinking``, ``clear_thinking``."""
+        """Answers ``messages`` through the model's template; ``template_variables`` are for others than GLM's.
+
+        The answer comes as tokens or as ``events()``: thinking, answer and tool calls apart. What to append to
+        ``messages`` for the next turn is ``progress.reply.message()``.
+        """
         artifact = await self.artifact(model)
-        text = artifact.template.render(messages, tools=tools, **(template_variables or {}))
-        return self._generation(artifact, artifact.encode(text), options, context_tokens)
+        text = artifact.template.render(messages, tools=tools, **{**(template_variables or {}), **thinking})
+        parser = ReplyParser(artifact.reply_format, thinking=text.rstrip().endswith(THINK), tools=tools or ())
+        return self._generation(artifact, artifact.encode(text), options, context_tokens, parser)
 
     def _generation(
         self,
@@ -188,16 +197,23 @@ class SwarmClient:
         tokens: Sequence[int],
         options: GenerationOptions | None,
         context_tokens: int | None,
+        parser: ReplyParser | None = None,
     ) -> Generation:
         options = options or GenerationOptions(sampling=artifact.sampling, prefill_window=self.config.prefill_window)
         wrong = [token for token in tokens if not 0 <= token < artifact.manifest.n_vocab]
         if wrong:
             raise UsageError(f"token {wrong[0]} is outside the vocabulary of {artifact.name}; give ids of this model")
         need = Need(len(tokens), options.max_tokens, context_tokens)
-        return Generation(tokens, options, artifact.vocabulary, lambda: self._open(artifact, need), self._blame)
+        return Generation(tokens, options, artifact.vocabulary, lambda: self._open(artifact, need), self._blame, parser)
 
-    async def _open(self, artifact: ClientArtifact, need: Need) -> ChainSession:
-        session = await self._opener(artifact).open(need)
+    async def _open(self, artifact: ClientArtifact, need: Need) -> LastingSession:
+        swarm = self._swarm(artifact)
+        opener = SessionOpener(
+            swarm.network, swarm.look, artifact.manifest, swarm.request, self.config, self._avoided, self._status
+        )
+        chain = await opener.open(need)
+        recovery = Recovery(swarm, self.config, self._avoided, self._status)
+        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard)
         self._sessions.add(session)
         return session
 
@@ -205,7 +221,7 @@ class SwarmClient:
         if error.peer:
             self._avoided.add(PeerId(error.peer))
 
-    def _opener(self, artifact: ClientArtifact) -> SessionOpener:
+    def _swarm(self, artifact: ClientArtifact) -> Swarm:
         manifest = artifact.manifest
 
         async def look() -> Sequence[SpanRecord]:
@@ -218,7 +234,7 @@ class SwarmClient:
             context_tokens=1,
             hint=JoinHint("PATH", self._initial_peers),
         )
-        return SessionOpener(self._network, look, manifest, request, self.config, self._avoided, self._status)
+        return Swarm(self._network, lambda: self._look.snapshot.records, look, request)
 
     async def _entry(self, model: str | None) -> ArtifactEntry:
         """Waits a little for records that are about to appear."""

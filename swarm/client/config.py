@@ -26,6 +26,7 @@ class Timeouts:
     metadata_seconds: float = 30.0  # between two parts of a manifest or header
     route_seconds: float = 5.0  # for records to appear and for a slot to become free
     session_seconds: float | None = None  # a whole answer; None: no limit
+    recover_seconds: float = 60.0  # for somebody to take the layers of a hop that was lost
 
 
 @dataclass(frozen=True)

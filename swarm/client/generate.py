@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shim.types import RowSummary
-from swarm.client.chain import ChainSession, StepAnswer, StepRequest, WantedRow
 from swarm.client.hop import HopPlace
+from swarm.client.reply import Reply, ReplyEvent, ReplyParser
 from swarm.client.sampler import GREEDY, KnownLogits, Sampler, SamplingParams, log_probability
+from swarm.client.steps import StepAnswer, StepRequest, StepSession, WantedRow
 from swarm.client.stops import StopStrings
-from swarm.client.trace import HopSummary, StepTrace, summarise
+from swarm.client.trace import HopSummary, RecoveryTrace, StepTrace, summarise
 from swarm.client.utf8 import Utf8Stream
 from swarm.errors import ContextExceeded, PeerFailed, SessionLost, UsageError
 from swarm.protocol import pb
 
-OpenSession = Callable[[], Awaitable[ChainSession]]
+OpenSession = Callable[[], Awaitable[StepSession]]
 
 
 class StopReason(StrEnum):
@@ -53,6 +54,7 @@ class Token:
     """One generated token at ``position``.
 
     ``text`` is what became certain with it: empty while a character is unfinished or a stop string may be beginning.
+    ``events`` is the same taken apart, and a little later where a mark may be beginning: thinking, answer, tool calls.
     ``log_probability`` is the model's own, at the temperature of the request (1 when greedy), before filters.
     """
 
@@ -62,6 +64,7 @@ class Token:
     log_probability: float
     is_stop: bool
     trace: StepTrace  # of the step whose row it was drawn from
+    events: tuple[ReplyEvent, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,15 @@ class Progress:
     """What has happened so far; complete when the iteration has ended."""
 
     token_ids: list[int] = field(default_factory=list)  # without the stop token
-    text: str = ""
+    text: str = ""  # all of it, marks included
+    reply: Reply = field(default_factory=Reply)  # the same text, taken apart
     stop_reason: StopReason | None = None
     stop_string: str | None = None
     prefill: list[StepTrace] = field(default_factory=list)
     decode: list[StepTrace] = field(default_factory=list)
     full_rows: int = 0  # logits rows fetched because the top ones could not decide
-    numerics_ids: tuple[str, ...] = ()
+    numerics_ids: tuple[str, ...] = ()  # of every hop that took part; more than one kind may mean other bits
+    recoveries: list[RecoveryTrace] = field(default_factory=list)
     timing: Timing = field(default_factory=Timing)
 
 
@@ -114,6 +119,7 @@ class Generation:
         vocabulary: Vocabulary,
         open_session: OpenSession,
         on_peer_failed: Callable[[PeerFailed], None] = lambda _: None,
+        parser: ReplyParser | None = None,
     ) -> None:
         if not prompt:
             raise UsageError("the prompt is empty; give some text")
@@ -121,7 +127,8 @@ class Generation:
         self.options = options
         seed = options.sampling.seed
         self.seed = secrets.randbits(53) if seed is None else seed
-        self.progress = Progress()
+        self._parser = parser or ReplyParser()
+        self.progress = Progress(reply=self._parser.reply)
         self.route: tuple[HopPlace, ...] = ()
         self.context_tokens = 0
         self._vocabulary = vocabulary
@@ -146,10 +153,16 @@ class Generation:
         await self._tokens.aclose()
 
     async def finish(self) -> str:
-        """Runs to the end and returns the text."""
+        """Runs to the end and returns the answer, without thinking; ``progress`` has everything."""
         async for _ in self:
             pass
-        return self.progress.text
+        return self.progress.reply.answer
+
+    async def events(self) -> AsyncIterator[ReplyEvent]:
+        """The answer as ``Thinking``, ``Answer`` and ``ToolCall``, instead of the tokens."""
+        async for token in self:
+            for event in token.events:
+                yield event
 
     @property
     def hops(self) -> tuple[HopSummary, ...]:
@@ -178,15 +191,16 @@ class Generation:
             self._on_peer_failed(error)
             raise
         finally:
+            self._parser.finish()
             await session.close()
 
-    def _begin(self, session: ChainSession) -> None:
+    def _begin(self, session: StepSession) -> None:
         self.route = session.places
         self.context_tokens = session.terms.context_tokens
         self.progress.numerics_ids = session.numerics_ids
         check_context(len(self.prompt), self.options.max_tokens, self.context_tokens)
 
-    async def _answer(self, session: ChainSession, clock: _Deadline) -> AsyncIterator[Token]:
+    async def _answer(self, session: StepSession, clock: _Deadline) -> AsyncIterator[Token]:
         history = list(self.prompt)
         writer = _Writer(self._vocabulary, self.options.stop, self.progress)
         async with clock.limit():
@@ -204,6 +218,7 @@ class Generation:
                 log_probability=drawn.log_probability,
                 is_stop=reason is StopReason.STOP_TOKEN,
                 trace=answer.trace,
+                events=self._take_apart(text, reason),
             )
             self.progress.stop_reason = reason
             yield token
@@ -213,7 +228,11 @@ class Generation:
                 answer = await self._decode(session, len(history), drawn.id, history)
             history.append(drawn.id)
 
-    async def _prefill(self, session: ChainSession) -> StepAnswer:
+    def _take_apart(self, text: str, reason: StopReason | None) -> tuple[ReplyEvent, ...]:
+        events = self._parser.feed(text)
+        return events if reason is None else (*events, *self._parser.finish())
+
+    async def _prefill(self, session: StepSession) -> StepAnswer:
         """Sends the chunks ahead of their answers, so that every hop has work; only the last one asks for logits."""
         in_flight: deque[int] = deque()
         size = session.terms.chunk_tokens
@@ -227,18 +246,20 @@ class Generation:
         while in_flight:
             answer = self._note_prefill(await session.answer(in_flight.popleft()))
         assert answer is not None
+        self._note_recoveries(session)
         return answer
 
-    async def _decode(self, session: ChainSession, position: int, token: int, history: Sequence[int]) -> StepAnswer:
+    async def _decode(self, session: StepSession, position: int, token: int, history: Sequence[int]) -> StepAnswer:
         row = self._wanted([*history[-self.options.sampling.penalty_window :], token])
         answer = await session.step(StepRequest(position, (token,), pb.DECODE, row))
         self.progress.decode.append(answer.trace)
+        self._note_recoveries(session)
         return answer
 
     def _wanted(self, history: Sequence[int]) -> WantedRow:
         return WantedRow(self.options.sampling.wire_temperature, self._sampler.ids_to_ask(history))
 
-    async def _draw(self, session: ChainSession, answer: StepAnswer, history: Sequence[int]) -> _Drawn:
+    async def _draw(self, session: StepSession, answer: StepAnswer, history: Sequence[int]) -> _Drawn:
         """The next token; takes the whole row when the top logits can't tell."""
         row = answer.row
         assert row is not None
@@ -253,7 +274,7 @@ class Generation:
         assert token is not None
         return _Drawn(token, _log_probability(row, known, token, self.options.sampling))
 
-    def _end(self, drawn: _Drawn, position: int, session: ChainSession) -> StopReason | None:
+    def _end(self, drawn: _Drawn, position: int, session: StepSession) -> StopReason | None:
         if drawn.id in self._vocabulary.stop_tokens:
             return StopReason.STOP_TOKEN
         if len(self.progress.token_ids) + 1 == self.options.max_tokens:
@@ -264,6 +285,14 @@ class Generation:
     def _note_prefill(self, answer: StepAnswer) -> StepAnswer:
         self.progress.prefill.append(answer.trace)
         return answer
+
+    def _note_recoveries(self, session: StepSession) -> None:
+        known = len(self.progress.recoveries)
+        if len(session.recoveries) > known:
+            self.progress.recoveries += session.recoveries[known:]
+            self.route = session.places
+            fresh = [found for found in session.numerics_ids if found not in self.progress.numerics_ids]
+            self.progress.numerics_ids += tuple(fresh)
 
     def _note_token(self) -> None:
         timing = self.progress.timing

@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 1.0
 MAX_PINGS_UNANSWERED = 64
+# said of one request, without a step's number, by a hop that goes on
+_OF_A_REQUEST = (pb.GAP, pb.JOURNAL_MISSING)
+# said of a step, by a hop that has ended the session for it
+_LAST_WORDS = (pb.ENGINE_LOST, pb.UNKNOWN_SESSION, pb.NODE_DRAINING, pb.SESSION_POISONED)
 
 
 class Network(Protocol):
@@ -57,15 +61,28 @@ class HopEvents(Protocol):
 
     def on_link_failed(self, hop: Hop, failed: pb.LinkFailed) -> None: ...
 
-    def on_failure(self, hop: Hop, error: SwarmError) -> None: ...
+    def on_refusal(self, hop: Hop, error: SwarmError) -> None:
+        """The hop is there, but it could not do what it was asked for."""
+
+    def on_failure(self, hop: Hop, error: SwarmError) -> None:
+        """The hop is gone, and what it held. Told once."""
+
+
+@dataclass(frozen=True)
+class Rerouted:
+    """What a hop answers to a new route: tokens held, and whether its journal feeds the successor."""
+
+    position: int
+    pushes: bool
 
 
 class Hop:
-    """An opened hop. ``read`` and ``keep_alive`` run until cancelled or until the hop fails, which they report once to
-    ``HopEvents``; they never raise for what the peer does."""
+    """An opened hop: a task of its own reads what it says and keeps it awake, from ``attend`` to ``close`` or to its
+    failure. ``place`` may change its index with a new route."""
 
     def __init__(self, place: HopPlace, stream: FrameStream, opened: pb.Opened, clock: ClockOffset) -> None:
         self.place = place
+        self.failure: SwarmError | None = None
         self.clock = clock
         self.slot_tokens = opened.slot_tokens
         self.numerics_id = opened.numerics_id
@@ -74,6 +91,9 @@ class Hop:
         self._stream = stream
         self._pings: dict[int, int] = {}
         self._nonces = itertools.count(1)
+        self._events: HopEvents | None = None
+        self._attending: asyncio.Task[None] | None = None
+        self._rerouted: asyncio.Future[Rerouted | None] | None = None  # None: the hop has failed
 
     @classmethod
     async def open(cls, network: Network, place: HopPlace, message: pb.Open, timeouts: Timeouts) -> Hop:
@@ -98,30 +118,73 @@ class Hop:
         except StreamClosed as error:
             raise to_swarm_error(error, self.place.peer_id, self.place.layers) from error
 
-    async def read(self, events: HopEvents) -> None:
-        try:
-            while (body := await self._stream.receive()) is not None:
-                self._take(body, events)
-        except (StreamClosed, WireError) as error:
-            events.on_failure(self, to_swarm_error(error, self.place.peer_id, self.place.layers))
-        else:
-            events.on_failure(self, self._failed("closed the connection"))
+    @property
+    def silent_seconds(self) -> float:
+        """Since its last byte."""
+        return time.monotonic() - self._stream.last_received
 
-    async def keep_alive(self, events: HopEvents, timeouts: Timeouts) -> None:
-        """Pings, and reports silence. A pause of this very program is not held against the hop."""
+    def attend(self, events: HopEvents | None, timeouts: Timeouts) -> None:
+        """Tells ``events`` from now on, or nobody. A hop that has failed stays failed."""
+        self._events = events
+        if self._attending is None:
+            self._attending = asyncio.create_task(self._attend(timeouts), name="chain session")
+
+    async def reroute(self, message: pb.Reroute, seconds: float) -> Rerouted:
+        """Puts an attended hop under a new epoch. Raises PeerFailed; the hop is of no more use then."""
+        self._rerouted = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(seconds):
+                if self.failure is None:
+                    await self._stream.send(message)
+                    rerouted = await self._rerouted
+                    if rerouted is not None:
+                        return rerouted
+        except (TimeoutError, StreamClosed) as error:
+            slow = isinstance(error, TimeoutError)
+            self._fail(self._failed(f"took no new route within {seconds:g} s" if slow else "closed the connection"))
+        finally:
+            self._rerouted = None
+        assert self.failure is not None
+        raise self.failure
+
+    async def _attend(self, timeouts: Timeouts) -> None:
+        reading = asyncio.create_task(self._read(), name="chain session")
+        beating = asyncio.create_task(self._keep_alive(timeouts), name="chain session")
+        try:
+            await asyncio.wait({reading, beating}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+            beating.cancel()
+            await asyncio.wait({reading, beating})
+
+    async def _read(self) -> None:
+        try:
+            while self.failure is None and (body := await self._stream.receive()) is not None:
+                self._take(body)
+        except (StreamClosed, WireError) as error:
+            self._fail(to_swarm_error(error, self.place.peer_id, self.place.layers))
+        else:
+            self._fail(self._failed("closed the connection"))
+
+    async def _keep_alive(self, timeouts: Timeouts) -> None:
+        """Pings, and notices silence. A pause of this very program is not held against the hop."""
         interval = timeouts.heartbeat_interval_seconds
         before = time.monotonic()
         while True:
             await asyncio.sleep(interval)
             now = time.monotonic()
             asleep, before = now - before > 2 * interval + 1, now
-            silence = now - self._stream.last_received
+            silence = self.silent_seconds
             if silence > timeouts.heartbeat_seconds and not asleep:
-                return events.on_failure(self, self._failed(f"has been silent for {silence:.1f} s"))
+                return self._fail(self._failed(f"has been silent for {silence:.1f} s"))
             await self._ping(interval)
 
     async def close(self, session_id: bytes) -> None:
         """Ends the session in the hop, which frees its slot at once. Never raises for what the peer does."""
+        self._events = None
+        if self._attending is not None:
+            self._attending.cancel()
+            await asyncio.wait({self._attending})
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._stream.send(pb.Close(session_id=session_id))
@@ -140,22 +203,52 @@ class Hop:
         except (TimeoutError, StreamClosed):
             return  # the reader or the next look at the silence reports it
 
-    def _take(self, body: object, events: HopEvents) -> None:
+    def _take(self, body: object) -> None:
         match body:
             case pb.Pong():
                 self._pong(body)
+            case pb.Answer() | pb.Row() | pb.LinkFailed():
+                if self._events is not None:  # else it is of an epoch that is over
+                    self._tell(self._events, body)
+            case pb.Rerouted():
+                self._answer_reroute(Rerouted(body.position, pushes=True))
+            case pb.Error():
+                self._take_error(body)
+            case pb.StepDone() | pb.Closed():
+                pass
+            case _:
+                self._fail(unexpected(self.place, body))
+
+    def _tell(self, events: HopEvents, body: pb.Answer | pb.Row | pb.LinkFailed) -> None:
+        match body:
             case pb.Answer():
                 events.on_answer(body)
             case pb.Row():
                 events.on_row(body)
             case pb.LinkFailed():
                 events.on_link_failed(self, body)
-            case pb.Error():
-                events.on_failure(self, to_swarm_error(body, self.place.peer_id, self.place.layers))
-            case pb.StepDone() | pb.Closed():
-                pass
-            case _:
-                events.on_failure(self, unexpected(self.place, body))
+
+    def _take_error(self, body: pb.Error) -> None:
+        error = to_swarm_error(body, self.place.peer_id, self.place.layers)
+        if body.code == pb.JOURNAL_MISSING and self._rerouted is not None:
+            self._answer_reroute(Rerouted(body.position, pushes=False))
+        elif body.code in _LAST_WORDS or not (body.step or body.code in _OF_A_REQUEST):
+            self._fail(error)
+        elif self._events is not None:
+            self._events.on_refusal(self, error)
+
+    def _answer_reroute(self, rerouted: Rerouted) -> None:
+        if self._rerouted is not None and not self._rerouted.done():
+            self._rerouted.set_result(rerouted)
+
+    def _fail(self, error: SwarmError) -> None:
+        if self.failure is not None:
+            return
+        self.failure = error
+        if self._rerouted is not None and not self._rerouted.done():
+            self._rerouted.set_result(None)
+        if self._events is not None:
+            self._events.on_failure(self, error)
 
     def _pong(self, pong: pb.Pong) -> None:
         sent_us = self._pings.pop(pong.nonce, None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from dht.record import SpanRecord
 from swarm.artifact.manifest import Manifest
+from swarm.client.blame import Avoided, is_to_blame
 from swarm.client.chain import ChainSession, SessionTerms
 from swarm.client.config import ClientConfig
 from swarm.client.generate import check_context
@@ -18,12 +19,11 @@ from swarm.errors import ContextExceeded, NoRoute, PeerFailed, SwarmError
 from swarm.ids import PeerId
 from swarm.protocol import clean_text
 from swarm.protocol.limits import MAX_ADDRESSES, MAX_TEXT
-from swarm.routing import Chain, RouteRequest, route
+from swarm.routing import Chain, Hop, RouteRequest, route
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-AVOID_SECONDS = 30.0
 MAX_NAME = 40  # characters of a peer's name that are shown
 MAX_SIZES = 16  # slot sizes tried; records may claim any number
 
@@ -46,18 +46,18 @@ class Plan:
     context_tokens: int
 
     def places(self) -> tuple[HopPlace, ...]:
-        return tuple(
-            HopPlace(
-                index=index,
-                peer_id=PeerId(hop.peer_id),
-                layers=(hop.first, hop.last),
-                addresses=tuple(address for address in hop.record.addresses if len(address) <= MAX_TEXT)[
-                    :MAX_ADDRESSES
-                ],
-                name=clean_text(hop.record.public_name, MAX_NAME),
-            )
-            for index, hop in enumerate(self.chain.hops)
-        )
+        return tuple(place_of(hop, index) for index, hop in enumerate(self.chain.hops))
+
+
+def place_of(hop: Hop, index: int) -> HopPlace:
+    addresses = tuple(address for address in hop.record.addresses if len(address) <= MAX_TEXT)
+    return HopPlace(
+        index=index,
+        peer_id=PeerId(hop.peer_id),
+        layers=(hop.first, hop.last),
+        addresses=addresses[:MAX_ADDRESSES],
+        name=clean_text(hop.record.public_name, MAX_NAME),
+    )
 
 
 def plan(records: Records, request: RouteRequest, need: Need, n_ctx_train: int) -> Plan:
@@ -96,24 +96,6 @@ def _route_or_none(records: Records, request: RouteRequest, context_tokens: int)
         return route(records, replace(request, context_tokens=context_tokens))
     except (NoRoute, ContextExceeded):
         return None
-
-
-class Avoided:
-    """Peers that failed a little while ago: taken again when there is no way around them."""
-
-    def __init__(self) -> None:
-        self._until: dict[PeerId, float] = {}
-
-    def add(self, peer: PeerId) -> None:
-        self._until[peer] = time.monotonic() + AVOID_SECONDS
-
-    def forgive(self, peer: PeerId) -> None:
-        self._until.pop(peer, None)
-
-    def now(self) -> frozenset[str]:
-        now = time.monotonic()
-        self._until = {peer: until for peer, until in self._until.items() if until > now}
-        return frozenset(self._until)
 
 
 class SessionOpener:
@@ -161,7 +143,7 @@ class SessionOpener:
             return self._planned(records, need, refused)
 
     def _planned(self, records: Records, need: Need, banned: frozenset[str]) -> Plan:
-        request = replace(self._request, banned=banned)
+        request = replace(self._request, banned=banned, banned_edges=self._avoided.edges())
         return plan(records, request, need, self._manifest.n_ctx_train)
 
     async def _try(self, planned: Plan) -> ChainSession | None:
@@ -180,9 +162,9 @@ class SessionOpener:
                 raise
             logger.info("%s", error)
             self._refused[PeerId(error.peer)] = self._last_refusal = error
+            if is_to_blame(error):
+                self._avoided.add(PeerId(error.peer))
             return None
-        for place in planned.places():
-            self._avoided.forgive(place.peer_id)
         return session
 
     async def _wait(self, reason: SwarmError, deadline: float) -> None:

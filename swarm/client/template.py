@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import jinja2
 from jinja2 import nodes
@@ -18,6 +18,15 @@ from swarm.errors import UsageError
 from swarm.protocol import clean_text
 
 Message = Mapping[str, Any]  # "role", "content", and whatever the template reads besides
+
+
+class ThinkingOptions(TypedDict, total=False):
+    """What templates of models that think are told; None, or leaving one out, keeps the template's own default."""
+
+    reasoning_effort: str | None  # GLM-5.2: "high" lowers it, everything else is "max"
+    enable_thinking: bool | None
+    clear_thinking: bool | None  # False keeps the reasoning of earlier turns in the prompt
+
 
 MAX_PROMPT_CHARACTERS = 32 << 20
 MAX_TEMPLATE_CHARACTERS = 1 << 20
@@ -51,12 +60,15 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt for ``messages``. ``variables`` go to the template as they are: ``reasoning_effort``,
-        ``enable_thinking``, ``clear_thinking``; None leaves one undefined. Raises ``TemplateError``."""
+        """The prompt for ``messages``, which are OpenAI's; the arguments of a tool call may be an object or its JSON.
+
+        ``variables`` go to the template as they are: ``ThinkingOptions`` and whatever else it reads; None leaves one
+        undefined. Raises ``TemplateError``.
+        """
         given = {name: value for name, value in {**self.variables, **variables}.items() if value is not None}
         return self._run(
             {
-                "messages": [dict(message) for message in messages],
+                "messages": [_with_objects(message) for message in messages],
                 "tools": [dict(tool) for tool in tools] if tools else None,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
@@ -104,6 +116,29 @@ class ChatTemplate:
                 raise TemplateTimeout(f"it writes more than {self.max_characters} characters")
             parts.append(part)
         return "".join(parts)
+
+
+def _with_objects(message: Message) -> dict[str, Any]:
+    """The arguments of tool calls as objects: templates write them one by one, and can't read JSON."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return dict(message)
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_object(call["function"])}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "arguments": value} if isinstance(value, dict) else call
 
 
 def _line(error: BaseException) -> str:

@@ -69,6 +69,35 @@ class StepTrace:
 
 
 @dataclass(frozen=True)
+class RecoveryTrace:
+    """One pause in an answer: who was lost, who came, and where the time went.
+
+    ``silent_seconds`` passed between the last byte of the first hop lost and its loss being noticed; a hop that says
+    nothing may have died at any time since. ``planning_seconds`` until all hops were under a new route,
+    ``replay_seconds`` from there to the next answer.
+    """
+
+    position: int  # tokens of the session whose answers had come
+    lost: tuple[tuple[PeerId, tuple[int, int]], ...]
+    came: tuple[tuple[PeerId, tuple[int, int]], ...]
+    story: tuple[str, ...]
+    silent_seconds: float
+    planning_seconds: float
+    replay_seconds: float
+    attempts: int
+
+    def __str__(self) -> str:
+        """One line for the operator."""
+        came = ", ".join(f"{first}:{last} by {peer}" for peer, (first, last) in self.came)
+        pause = self.planning_seconds + self.replay_seconds
+        return (
+            f"recovered at position {self.position} in {pause:.2f} s (new route {self.planning_seconds:.2f} s, replay "
+            f"{self.replay_seconds:.2f} s, attempts {self.attempts}, last byte of the lost {self.silent_seconds:.2f} s "
+            f"before): {', '.join(self.story)}; taken over: {came or 'nothing, the same hops went on'}"
+        )
+
+
+@dataclass(frozen=True)
 class TracedHop:
     """What ``trace_step`` must know of a hop."""
 

@@ -118,8 +118,17 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-type",
         default="f16",
         metavar="TYPE",
-        help=f"element type of the KV cache: {', '.join(options.KV_TYPES)} (default: %(default)s)",
+        help=f"element type of the KV cache: {', '.join(options.KV_TYPES)} (default: %(default)s); q8_0 takes half of "
+        "f16 and changes some tokens: evidence/agreement.json",
     )
+    add(
+        "--journal-memory",
+        default="256MiB",
+        metavar="SIZE",
+        help="what is kept in memory to feed a hop that takes another's place; the rest goes to a file "
+        "(default: %(default)s)",
+    )
+    add("--journal-dir", type=Path, metavar="PATH", help="folder of that file (default: in the user's cache)")
     add("--mtp", action="store_true", help="draft tokens with the model's MTP block; for the layers up to the last one")
     add("--threads", type=int, metavar="N", help="threads of the engine (default: one per core)")
     add("--explain", action="store_true", help="say why these layers were chosen, and what lost")
@@ -173,11 +182,18 @@ def _config(given: argparse.Namespace, settings: Settings) -> NodeConfig:
         contexts=None if given.slots is None else parse_slots(given.slots),
         chunk_tokens=options.count("--chunk-tokens", given.chunk_tokens, 1, 1 << 14),
         kv_type=options.kv_type(given.kv_type),
+        journal_bytes=options.memory_bytes(given.journal_memory, "--journal-memory", zero=True),
         mtp=given.mtp,
     )
     if given.drain_seconds < 0:
         raise UsageError(f"--drain-seconds {given.drain_seconds:g}: below 0; choose 0 to leave at once")
-    return NodeConfig(model, network, Timeouts(drain_seconds=given.drain_seconds), explain=given.explain)
+    return NodeConfig(
+        model,
+        network,
+        Timeouts(drain_seconds=given.drain_seconds),
+        journal_folder=given.journal_dir,
+        explain=given.explain,
+    )
 
 
 def _initial_peers(given: argparse.Namespace, settings: Settings) -> tuple[str, ...]:

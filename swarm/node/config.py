@@ -15,6 +15,8 @@ class Timeouts:
     first_frame_seconds: float = 10.0  # a stream that says nothing after it was opened
     info_seconds: float = 30.0  # between two requests on an info stream
     connect_seconds: float = 10.0  # dial the successor, attach
+    beat_seconds: float = 1.0  # between two signs of life to a predecessor
+    silence_seconds: float = 5.0  # of a successor that owes them
     session_seconds: float = 30.0  # silence of the client on its control stream
     drain_seconds: float = 60.0  # running sessions after SIGTERM
     restart_first_seconds: float = 0.2  # the engine is started again after this pause, doubled each time
@@ -44,8 +46,9 @@ class ModelOptions:
     contexts: tuple[ContextSpec, ...] | None = None  # None: chosen by memory
     chunk_tokens: int | None = None  # None: by measured speed
     kv_type: KvType = KvType.F16
-    name: str = ""  # the catalog's, for a model chosen by it
+    journal_bytes: int = 256 << 20  # of memory for what sessions may have to replay, or less where slots hold less
     mtp: bool = False  # load the MTP block, on the span that ends with the last layer
+    name: str = ""  # the catalog's, for a model chosen by it
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class NodeConfig:
     network: NetworkOptions = field(default_factory=NetworkOptions)
     timeouts: Timeouts = field(default_factory=Timeouts)
     limits: Limits = field(default_factory=Limits)
+    journal_folder: Path | None = None  # for what does not fit the memory; None: in the user's cache
+    journal_disk_reserve_bytes: int = 256 << 20  # left free there
     calls_in_flight: int = 2  # engine calls handed over and not yet answered
     measure_speed: bool = True
     explain: bool = False  # show why layers were chosen, and what lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 from dht.record import NodeState
 from shim.errors import EngineError
@@ -112,7 +113,7 @@ class Conversation:
             async with self._group:
                 self._group.create_task(self._watch_client())
                 self._group.create_task(self._watch_end())
-                self._passing = self._group.create_task(self._pass_on())
+                self._start_passing()
                 await self._read()
                 raise _Over(None)
         except* _Over as over:
@@ -191,33 +192,43 @@ class Conversation:
             await self._refuse(refusal)
             return
         self._shared.detach(self._live)
-        await self._restart_passing()
-        await self._live.settle()
-        if reroute.push_journal:
-            await self._refuse(WireError(pb.JOURNAL_MISSING, "no journal is kept", position=session.position))
-            return
+        if not self._live.is_exit:  # its client stays the same
+            await self._stop_passing()
+        await self._live.settle(reroute.keep_tokens)
+        await self._say_rerouted(reroute)
+        if not self._live.is_exit:
+            self._start_passing()
+
+    async def _say_rerouted(self, reroute: pb.Reroute) -> None:
+        session, journal = self._live.session, self._live.journal
         position = session.position
-        await self._stream.send(pb.Rerouted(epoch=session.epoch, position=position, journal_first=position))
+        if reroute.push_journal and not self._live.covers(reroute.successor_position):
+            session.route = replace(session.route, push_journal=False)
+            text = f"no journal of positions {reroute.successor_position} to {position} is kept"
+            await self._refuse(WireError(pb.JOURNAL_MISSING, text, position=position))
+            return
+        first = position if journal is None else journal.first
+        await self._stream.send(pb.Rerouted(epoch=session.epoch, position=position, journal_first=first))
 
     async def _refuse(self, refusal: WireError, step: int = 0) -> None:
         await self._stream.send(error_frame(refusal, session_id=self._live.session.id, step=step))
 
     # --- what leaves the hop
 
-    async def _restart_passing(self) -> None:
+    async def _stop_passing(self) -> None:
         """A sender may hang on a successor that is gone; what it holds belongs to the epoch before."""
-        if self._live.is_exit or self._passing is None:
-            return
-        self._passing.cancel()
-        await asyncio.wait([self._passing])
+        if self._passing is not None:
+            self._passing.cancel()
+            await asyncio.wait([self._passing])
+
+    def _start_passing(self) -> None:
         self._passing = self._group.create_task(self._pass_on())
 
     async def _pass_on(self) -> None:
         if self._live.is_exit:
             await AnswerPasser(self._live, self._stream, self._shared.host.info.numerics_id).run()
         else:
-            seconds = self._shared.timeouts.connect_seconds
-            await PushPasser(self._live, self._stream, self._shared.dialer, seconds).run()
+            await PushPasser(self._live, self._stream, self._shared.dialer, self._shared.timeouts).run()
 
 
 def _terms(opening: pb.Open) -> Terms:
@@ -225,7 +236,6 @@ def _terms(opening: pb.Open) -> Terms:
         run=(opening.run.first, opening.run.last),
         context_tokens=opening.context_tokens,
         chunk_tokens=opening.chunk_tokens,
-        hop_index=opening.hop_index,
         encoding=opening.encoding,
         keep_journal=opening.keep_journal,
         purpose=opening.purpose,
@@ -234,7 +244,15 @@ def _terms(opening: pb.Open) -> Terms:
 
 def _route(message: pb.Open | pb.Reroute) -> Route:
     successor = _neighbour(message.successor) if message.HasField("successor") else None
-    return Route(message.epoch, _neighbour(message.predecessor), successor)
+    push = message.push_journal if isinstance(message, pb.Reroute) else False
+    return Route(
+        epoch=message.epoch,
+        predecessor=_neighbour(message.predecessor),
+        successor=successor,
+        hop_index=message.hop_index,
+        successor_position=message.successor_position,
+        push_journal=push,
+    )
 
 
 def _neighbour(neighbour: pb.Neighbour) -> Neighbour:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from swarm.ids import PeerId, SessionId
 from swarm.node.gate import first_frame, unexpected
 from swarm.node.live import LiveSession
-from swarm.node.shared import Shared
-from swarm.protocol import FrameStream, Received, ReceivedStep, WireError, pb
+from swarm.node.shared import Shared, clock_us
+from swarm.protocol import FrameStream, Received, ReceivedStep, StreamClosed, WireError, pb
 
 BYTES_PER_VALUE = 4
 
 
 class DataHandler:
-    """Serves ``glm-swarm/1/data``. Only the predecessor that the client named may write, and only to its session."""
+    """Serves ``glm-swarm/1/data``. Only the predecessor that the client named may write, and only to its session.
+
+    It is told every second that this hop lives: a step may take long, and a cut link says nothing.
+    """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -20,6 +25,7 @@ class DataHandler:
     async def __call__(self, peer: PeerId, stream: FrameStream) -> None:
         received: Received | None = await first_frame(stream, self._shared.timeouts.first_frame_seconds)
         live: LiveSession | None = None
+        beating = asyncio.create_task(self._beat(stream))
         try:
             while received is not None:
                 if isinstance(received, pb.Attach):
@@ -31,8 +37,18 @@ class DataHandler:
                     raise unexpected(received.step if isinstance(received, ReceivedStep) else received)
                 received = await stream.receive()
         finally:
+            beating.cancel()
             if live is not None and live.data is stream:
                 live.data = None
+            await asyncio.wait({beating})
+
+    async def _beat(self, stream: FrameStream) -> None:
+        try:
+            while True:
+                await asyncio.sleep(self._shared.timeouts.beat_seconds)
+                await stream.send(pb.Pong(clock_us=clock_us()))
+        except StreamClosed:
+            return  # the one who reads notices
 
     async def _attach(self, peer: PeerId, stream: FrameStream, attach: pb.Attach) -> LiveSession:
         live = self._shared.lives.get(SessionId(attach.session_id))

@@ -91,6 +91,7 @@ class InfoHandler:
             clock=time.time(),
             has_mtp=info is not None and info.n_mtp > 0,
             encodings=[pb.F32_LE, pb.F16_LE],
+            journal_free_bytes=shared.journals.free_bytes,
         )
 
 

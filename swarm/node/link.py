@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from dht.errors import DhtError
+from swarm.node.config import Timeouts
 from swarm.node.sessions import Neighbour, Session
 from swarm.node.shared import Dialer
 from swarm.protocol import DATA_STREAM, Activations, FrameStream, StreamClosed, WireError, clean_text, pb
@@ -15,17 +17,18 @@ class LinkBroken(Exception):
 
 
 class SuccessorLink:
-    """Carries the steps of one session in one epoch. ``watch`` tells of the other side's end while nothing is sent."""
+    """Carries the steps of one session in one epoch. ``watch`` tells of the other side's end, or silence, while nothing
+    is sent."""
 
-    def __init__(self, dialer: Dialer, session: Session, successor: Neighbour, connect_seconds: float) -> None:
+    def __init__(self, dialer: Dialer, session: Session, successor: Neighbour, timeouts: Timeouts) -> None:
         self._dialer = dialer
         self._attach = pb.Attach(session_id=session.id, epoch=session.epoch)
-        self._connect_seconds = connect_seconds
+        self._timeouts = timeouts
         self._stream: FrameStream | None = None
         self._opened = asyncio.Event()
         self.successor = successor
 
-    async def send(self, step: pb.Step, hidden: Activations, timing: pb.HopTiming) -> None:
+    async def send(self, step: pb.Step, hidden: Activations, timing: pb.HopTiming | None = None) -> None:
         """Raises LinkBroken. Cancelling breaks the link."""
         try:
             if self._stream is None:
@@ -36,14 +39,24 @@ class SuccessorLink:
             raise LinkBroken(str(closed)) from closed
 
     async def watch(self) -> LinkBroken:
-        """Returns when an opened link has broken: the successor never says anything but an error."""
+        """Returns when an opened link has broken. The successor says nothing but that it lives, until it is wrong. A
+        pause of this very program is not held against it."""
         await self._opened.wait()
         assert self._stream is not None
-        try:
-            received = await self._stream.receive()
-        except (StreamClosed, WireError) as error:
-            return LinkBroken(str(error))
-        return LinkBroken(_said(received))
+        seconds = self._timeouts.silence_seconds
+        while True:
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(seconds):
+                    received = await self._stream.receive()
+            except TimeoutError:
+                if time.monotonic() - began < seconds + 1:
+                    return LinkBroken(f"the successor has been silent for {seconds:g} s")
+                continue
+            except (StreamClosed, WireError) as error:
+                return LinkBroken(str(error))
+            if not isinstance(received, pb.Pong):
+                return LinkBroken(_said(received))
 
     async def close(self) -> None:
         if self._stream is not None:
@@ -51,13 +64,13 @@ class SuccessorLink:
 
     async def _open(self) -> FrameStream:
         try:
-            async with asyncio.timeout(self._connect_seconds):
+            async with asyncio.timeout(self._timeouts.connect_seconds):
                 reader, writer = await self._dialer.open_stream(
                     self.successor.peer_id, DATA_STREAM, self.successor.addresses
                 )
                 return await self._attached(FrameStream(reader, writer, max_step_bytes=0))
         except TimeoutError:
-            raise LinkBroken(f"no answer within {self._connect_seconds:g} s") from None
+            raise LinkBroken(f"no answer within {self._timeouts.connect_seconds:g} s") from None
         except (WireError, DhtError, OSError) as error:
             raise LinkBroken(str(error)) from error
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from shim.types import Ints, StepResult, SummarySpec
 from swarm.node.batch import Rows, want_flags, wanted
+from swarm.node.journal import Journal
 from swarm.node.scheduler import Group, Runner, Work
 from swarm.node.sessions import Session
 from swarm.protocol import Activations, FrameStream, ReceivedStep, WireError, pb
@@ -61,8 +62,10 @@ class LiveSession:
         context: int,
         steps_in_flight: int,
         counters: Counter[str],
+        journal: Journal | None = None,
     ) -> None:
         self.session = session
+        self.journal = journal  # of what the successor was given
         self.outbox: asyncio.Queue[Finished] = asyncio.Queue()
         self.ended: asyncio.Future[WireError | None] = asyncio.get_running_loop().create_future()
         self.data: FrameStream | None = None  # from the predecessor
@@ -89,6 +92,8 @@ class LiveSession:
 
     def close(self, reason: WireError | None) -> None:
         self._runner.drop(self.session.id)
+        if self.journal is not None:
+            self.journal.close()
         self.ended.set_result(reason)
         self._changed.set()
 
@@ -142,8 +147,12 @@ class LiveSession:
         session = self.session
         if isinstance(outcome, WireError):
             session.lost(outcome.position)
+            if self.journal is not None:
+                self.journal.truncate(outcome.position)
         else:
             session.computed(job.rows.start + job.rows.count)
+            if self.journal is not None and outcome.result.hidden is not None:
+                self.journal.record(job.rows.start, outcome.result.hidden, chunk=job.rows.tiled)
             if session.last_step == job.received.step.step and wanted(job.rows):
                 session.last_row = session.position - 1
         self.outbox.put_nowait(Finished(job.received, outcome))
@@ -153,13 +162,21 @@ class LiveSession:
         self._in_flight -= 1
         self._changed.set()
 
-    async def settle(self) -> None:
-        """Forgets the steps that wait and returns when the engine computes none of this session."""
+    async def settle(self, keep_tokens: int) -> None:
+        """Forgets the steps that wait, returns when the engine computes none of this session, and leaves it with
+        ``keep_tokens`` at most."""
         self._in_flight -= len(self._runner.drop(self.session.id))
         self._changed.set()
         while self._computing and not self.closed:
             await self._change()
-        self.session.planned = self.session.position
+        self.session.rewind(keep_tokens)
+        if self.journal is not None:
+            self.journal.truncate(self.session.position)
+
+    def covers(self, first: int) -> bool:
+        """Whether the journal can feed a successor from ``first`` to what the session holds."""
+        position = self.session.position
+        return first >= position if self.journal is None else self.journal.covers(first, position)
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -25,6 +25,7 @@ from swarm.node.config import NodeConfig
 from swarm.node.engine_host import EngineHost
 from swarm.node.executor import Executor
 from swarm.node.identity import own_identity
+from swarm.node.journal import JournalStore
 from swarm.node.live import Job
 from swarm.node.measure import measure_speed
 from swarm.node.own_record import make_record
@@ -248,6 +249,11 @@ class SwarmNode:
                 span=(plan.first, plan.last),
                 host=host,
                 table=SessionTable(plan.contexts, config.limits.sessions_per_peer),
+                journals=JournalStore(
+                    plan.memory.journal_bytes,
+                    config.journal_folder or journal_folder(),
+                    config.journal_disk_reserve_bytes,
+                ),
                 runner=runner,
                 dialer=self.peer,
                 tasks=tasks,
@@ -336,6 +342,10 @@ class SwarmNode:
     def _engine_back(self) -> None:
         if self.state == NodeState.JOINING:
             self._set_state(NodeState.ONLINE)
+
+
+def journal_folder() -> Path:
+    return Path(platformdirs.user_cache_dir("glm-swarm")) / "journals"
 
 
 def identity_folder() -> Path:

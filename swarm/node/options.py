@@ -14,11 +14,11 @@ _KV_TYPES = {"f32": KvType.F32, "f16": KvType.F16, "q8_0": KvType.Q8_0}
 KV_TYPES = tuple(_KV_TYPES)
 
 
-def memory_bytes(text: str) -> int:
+def memory_bytes(text: str, option: str = "--memory", *, zero: bool = False) -> int:
     """``20GiB``, ``20G`` and ``20GB`` are all 20 x 2^30: nobody means the smaller one."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
-    if match is None or float(match[1]) == 0:
-        raise UsageError(f"--memory {text}: not a size; write for example --memory 20GiB")
+    if match is None or (float(match[1]) == 0 and not zero):
+        raise UsageError(f"{option} {text}: not a size; write for example {option} 20GiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from swarm.node.config import Timeouts
 from swarm.node.link import LinkBroken, SuccessorLink
 from swarm.node.live import Computed, Finished, LiveSession
 from swarm.node.shared import Dialer
 from swarm.protocol import FrameStream, WireError, clean_text, error_frame, pb
+from swarm.protocol.limits import first_step
+from swarm.replay import Held
 
 
 class AnswerPasser:
@@ -52,22 +55,26 @@ class AnswerPasser:
 
 
 class PushPasser:
-    """``run`` as above, for one epoch. A broken link is told to the client once; what is computed after that is
-    dropped until the client names a new successor."""
+    """``run`` as above, for one epoch: first what the journal holds for the successor, when the route asks for it. A
+    broken link is told to the client once; what is computed after that is dropped until the client names a new
+    successor."""
 
-    def __init__(self, live: LiveSession, control: FrameStream, dialer: Dialer, connect_seconds: float) -> None:
+    def __init__(self, live: LiveSession, control: FrameStream, dialer: Dialer, timeouts: Timeouts) -> None:
         successor = live.session.route.successor
         assert successor is not None
         self._live = live
         self._control = control
         self._epoch = live.session.epoch
-        self._link = SuccessorLink(dialer, live.session, successor, connect_seconds)
+        self._link = SuccessorLink(dialer, live.session, successor, timeouts)
         self._broken = False
+        self._held = Held(live.session.route.successor_position)
 
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch())
+                if self._live.session.route.push_journal:
+                    await self._push_journal()
                 while True:
                     await _pass_next(self._live, self._control, self._push)
         finally:
@@ -76,13 +83,47 @@ class PushPasser:
     async def _watch(self) -> None:
         await self._report(await self._link.watch())
 
+    async def _push_journal(self) -> None:
+        session, journal = self._live.session, self._live.journal
+        first = self._held.position
+        if journal is None or first >= session.position:
+            return
+        self._held = Held(session.position)
+        number = first_step(session.route.hop_index)
+        try:
+            for push in journal.pushes(first, session.terms.chunk_tokens):
+                step = pb.Step(
+                    session_id=session.id,
+                    epoch=self._epoch,
+                    step=number,
+                    start=push.start,
+                    n_tokens=len(push.rows),
+                    kind=pb.PREFILL if push.chunk else pb.DECODE,
+                    encoding=session.terms.encoding,
+                    replay=True,
+                )
+                await self._link.send(step, push.rows)
+                number += 1
+        except LinkBroken as broken:
+            await self._report(broken)
+        except OSError as error:
+            self._broken = True
+            missing = WireError(pb.JOURNAL_MISSING, f"the journal can't be read ({error.strerror})")
+            await self._control.send(error_frame(missing, session_id=session.id))
+
     async def _push(self, step: pb.Step, computed: Computed, timing: pb.HopTiming) -> None:
         if self._broken:
             return
         hidden = computed.result.hidden
         assert hidden is not None
+        message = self._message(step)
+        if step.replay:
+            first = self._held.lacks(step.start, step.n_tokens, chunk=step.kind == pb.PREFILL)
+            if first is None:
+                return
+            message.start, message.n_tokens, hidden = step.start + first, step.n_tokens - first, hidden[first:]
         try:
-            await self._link.send(self._message(step), hidden, timing)
+            await self._link.send(message, hidden, timing)
         except LinkBroken as broken:
             await self._report(broken)
             return
@@ -150,7 +191,7 @@ def _timing(live: LiveSession, finished: Finished, computed: Computed) -> pb.Hop
     # the rest of the time in the hop: waiting for other calls, here and in the pipe
     queue_us = max(0, computed.finished_us - received_us - decode_us - compute_us - ipc_us)
     return pb.HopTiming(
-        hop_index=live.session.terms.hop_index,
+        hop_index=live.session.route.hop_index,
         received_us=received_us,
         queue_us=queue_us,
         compute_us=compute_us,

@@ -15,9 +15,10 @@ from swarm.node.slots import bounded, default_slots
 from swarm.placement import Choice, choose_span
 
 DEFAULT_CHUNK_TOKENS = 512
+FLOAT_BYTES = 4
 # Rows of one call whose logits may be wanted: the drafts of one session to verify, or a row of each of many sessions.
 # Room for a whole chunk of GLM-5.2 would take 317 MB.
-MAX_WANTED_ROWS = 128
+WANTED_ROWS_PER_CALL = 128
 
 Contexts = tuple[ContextSpec, ...]
 
@@ -36,7 +37,7 @@ class Plan:
 
     @property
     def wanted_rows(self) -> int:
-        return min(MAX_WANTED_ROWS, self.chunk_tokens)
+        return min(WANTED_ROWS_PER_CALL, self.chunk_tokens)
 
     def describe(self) -> str:
         """The sum, in one line."""
@@ -109,14 +110,17 @@ class Planner:
         return Plan(first, last, contexts, self._chunk_tokens(contexts), memory, self.budget_bytes, choice)
 
     def _memory(self, first: int, last: int, contexts: Contexts) -> SpanMemory:
+        row_bytes = self.manifest.n_embd * FLOAT_BYTES if last < self.manifest.n_layers else 0
+        most_bytes = sum(spec.slots * spec.tokens for spec in contexts) * row_bytes
         return estimate(
             self.manifest,
             first,
             last,
             contexts,
             chunk_tokens=self._chunk_tokens(contexts),
-            wanted_rows=MAX_WANTED_ROWS,
+            wanted_rows=WANTED_ROWS_PER_CALL,
             kv_type=self.options.kv_type,
+            journal_bytes=min(self.options.journal_bytes, most_bytes),
             mtp=self.options.mtp,
             # room for the rest of the machine, unless the operator has said what may be used
             reserve_bytes=RESERVE_BYTES if self.options.memory_bytes is None else 0,

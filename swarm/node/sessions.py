@@ -21,7 +21,6 @@ class Terms:
     run: tuple[int, int]
     context_tokens: int
     chunk_tokens: int
-    hop_index: int
     encoding: pb.ActivationEncoding.ValueType
     keep_journal: bool = False
     purpose: str = ""
@@ -35,11 +34,15 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Route:
-    """Who may write to the session and whom it feeds, in one epoch. ``successor`` is None on the exit."""
+    """Who may write to the session and whom it feeds, in one epoch. ``successor`` is None on the exit; it must be fed
+    from ``successor_position``, by this hop's journal when ``push_journal``, else by what is replayed through it."""
 
     epoch: int
     predecessor: Neighbour
     successor: Neighbour | None
+    hop_index: int = 0
+    successor_position: int = 0
+    push_journal: bool = False
 
 
 @dataclass(eq=False)
@@ -101,6 +104,12 @@ class Session:
             raise WireError(pb.STALE_EPOCH, f"epoch {route.epoch} is not above {self.epoch}")
         self.route = route
         self.last_step = 0
+
+    def rewind(self, position: int) -> None:
+        """Forgets what is held beyond ``position``, and what was accepted and not computed."""
+        self.position = self.planned = min(self.position, position)
+        if self.last_row is not None and self.last_row >= self.position:
+            self.last_row = None
 
 
 @dataclass

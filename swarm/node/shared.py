@@ -16,6 +16,7 @@ from swarm.artifact.manifest import Manifest
 from swarm.ids import PeerId, SessionId
 from swarm.node.config import Limits, Timeouts
 from swarm.node.engine_host import EngineHost
+from swarm.node.journal import JournalStore
 from swarm.node.live import Job, LiveSession
 from swarm.node.scheduler import Runner
 from swarm.node.sessions import Route, SessionTable, Terms
@@ -48,6 +49,7 @@ class Shared:
     span: tuple[int, int]
     host: EngineHost
     table: SessionTable
+    journals: JournalStore
     runner: Runner[Job]
     dialer: Dialer
     tasks: asyncio.TaskGroup  # for what outlives a handler
@@ -81,6 +83,7 @@ class Shared:
             context=self.table.slots.context(session.slot),
             steps_in_flight=self.limits.steps_in_flight,
             counters=self.counters,
+            journal=self.journals.open() if terms.keep_journal and terms.run[1] < self.manifest.n_layers else None,
         )
         self.lives[session_id] = live
         self.on_change()

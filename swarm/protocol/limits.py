@@ -40,3 +40,15 @@ MAX_ENCODINGS = 16
 MAX_ARTIFACT_PIECE_BYTES = 1 << 28  # a manifest or a header
 MAX_ROW_BYTES = 1 << 24  # a vocabulary of four million
 MAX_SECONDS = 1e9
+
+
+_STEPS_OF_A_HOP = 1 << 40
+
+
+def first_step(hop_index: int) -> int:
+    """The number of the first step that hop ``hop_index`` sends of its own accord in an epoch; -1 is the client.
+
+    Numbers grow within an epoch. What comes from further up the chain comes later: after the journal of a hop its
+    successor sees that of the hop before it, and in the end the client's steps.
+    """
+    return (MAX_HOPS - hop_index) * _STEPS_OF_A_HOP + 1

@@ -6,7 +6,8 @@ Wire schema, version 1. A stream carries frames: a 4-byte big-endian length, the
 Streams (libp2p protocol names):
   glm-swarm/1/info     anyone to a node: describe, manifest, header bytes; one request, one or more answers
   glm-swarm/1/control  client to each hop, one per session
-  glm-swarm/1/data     one per session and pair of neighbours; the client is the entry's predecessor
+  glm-swarm/1/data     one per session and pair of neighbours; the client is the entry's predecessor. The receiver of
+                       the steps sends a Pong every second, and an Error as its last word
 
 Units: *_us microseconds, *_bytes bytes, *_tokens tokens. Layers are half-open ranges. Peer ids are base58 text.
 Fields are only ever added; a reader ignores the ones it does not know.
@@ -490,6 +491,7 @@ class Open(_message.Message):
     HOP_INDEX_FIELD_NUMBER: _builtins.int
     KEEP_JOURNAL_FIELD_NUMBER: _builtins.int
     PURPOSE_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_POSITION_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     """16 random bytes"""
     epoch: _builtins.int
@@ -505,6 +507,8 @@ class Open(_message.Message):
     keep_journal: _builtins.bool
     purpose: _builtins.str
     """free text for the operator: "chat", "canary" """
+    successor_position: _builtins.int
+    """what the successor holds already: replayed rows below are not sent on"""
     @_builtins.property
     def run(self) -> Global___Layers:
         """inside the node's span, starting and ending at legal cuts"""
@@ -533,10 +537,11 @@ class Open(_message.Message):
         hop_index: _builtins.int = ...,
         keep_journal: _builtins.bool = ...,
         purpose: _builtins.str = ...,
+        successor_position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["predecessor", b"predecessor", "run", b"run", "successor", b"successor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_id", b"artifact_id", "chunk_tokens", b"chunk_tokens", "context_tokens", b"context_tokens", "encoding", b"encoding", "epoch", b"epoch", "hop_index", b"hop_index", "keep_journal", b"keep_journal", "numerics_id", b"numerics_id", "predecessor", b"predecessor", "purpose", b"purpose", "run", b"run", "session_id", b"session_id", "successor", b"successor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_id", b"artifact_id", "chunk_tokens", b"chunk_tokens", "context_tokens", b"context_tokens", "encoding", b"encoding", "epoch", b"epoch", "hop_index", b"hop_index", "keep_journal", b"keep_journal", "numerics_id", b"numerics_id", "predecessor", b"predecessor", "purpose", b"purpose", "run", b"run", "session_id", b"session_id", "successor", b"successor", "successor_position", b"successor_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -577,8 +582,10 @@ Global___Opened: _TypeAlias = Opened  # noqa: Y015
 
 @_typing.final
 class Reroute(_message.Message):
-    """The client names new neighbours under a higher epoch; the hop answers with its position and, once its successor is
-    attached, pushes its journal from `successor_position`.
+    """The client names new neighbours under a higher epoch, the exit's first. The hop forgets what it holds above
+    `keep_tokens` and answers with its position; then it pushes its journal from `successor_position`, before anything
+    else. A hop whose journal lacks that range answers JOURNAL_MISSING with its position instead: it is under the new
+    epoch all the same, and has to be fed from `successor_position`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -589,10 +596,16 @@ class Reroute(_message.Message):
     SUCCESSOR_FIELD_NUMBER: _builtins.int
     SUCCESSOR_POSITION_FIELD_NUMBER: _builtins.int
     PUSH_JOURNAL_FIELD_NUMBER: _builtins.int
+    HOP_INDEX_FIELD_NUMBER: _builtins.int
+    KEEP_TOKENS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     epoch: _builtins.int
     successor_position: _builtins.int
+    """from where the successor must be fed"""
     push_journal: _builtins.bool
+    hop_index: _builtins.int
+    keep_tokens: _builtins.int
+    """what the client has answers for"""
     @_builtins.property
     def predecessor(self) -> Global___Neighbour: ...
     @_builtins.property
@@ -606,10 +619,12 @@ class Reroute(_message.Message):
         successor: Global___Neighbour | None = ...,
         successor_position: _builtins.int = ...,
         push_journal: _builtins.bool = ...,
+        hop_index: _builtins.int = ...,
+        keep_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["predecessor", b"predecessor", "successor", b"successor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "predecessor", b"predecessor", "push_journal", b"push_journal", "session_id", b"session_id", "successor", b"successor", "successor_position", b"successor_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hop_index", b"hop_index", "keep_tokens", b"keep_tokens", "predecessor", b"predecessor", "push_journal", b"push_journal", "session_id", b"session_id", "successor", b"successor", "successor_position", b"successor_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1086,7 +1101,7 @@ class Step(_message.Message):
     session_id: _builtins.bytes
     epoch: _builtins.int
     step: _builtins.int
-    """grows within the epoch"""
+    """grows within the epoch; see first_step in limits.py for what a journal's pushes carry"""
     start: _builtins.int
     """position of the first row; the hop drops what it holds at or above it"""
     n_tokens: _builtins.int

@@ -173,6 +173,7 @@ def _open(message: pb.Open) -> None:
     _text("numerics_id", message.numerics_id, limits.MAX_NUMERICS_ID)
     _between("hop_index", message.hop_index, 0, limits.MAX_HOPS - 1)
     _text("purpose", message.purpose)
+    _position("successor_position", message.successor_position)
 
 
 def _opened(message: pb.Opened) -> None:
@@ -187,6 +188,8 @@ def _reroute(message: pb.Reroute) -> None:
     _epoch(message.epoch)
     _neighbours(message)
     _position("successor_position", message.successor_position)
+    _between("hop_index", message.hop_index, 0, limits.MAX_HOPS - 1)
+    _position("keep_tokens", message.keep_tokens)
 
 
 def _rerouted(message: pb.Rerouted) -> None:

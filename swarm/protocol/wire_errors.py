@@ -147,7 +147,9 @@ def to_swarm_error(
         return _build(reading, peer, layers, cause.message + _both(cause.theirs, cause.ours))
     # The sender's "theirs" is ours.
     said = cause.message + _both(cause.ours, cause.theirs)
-    return _build(_READINGS.get(cause.code, _UNKNOWN), peer, layers, said, cause.retry_after_seconds)
+    error = _build(_READINGS.get(cause.code, _UNKNOWN), peer, layers, said, cause.retry_after_seconds)
+    error.code = cause.code
+    return error
 
 
 def _both(theirs: str, ours: str) -> str:

@@ -64,14 +64,31 @@ def test_the_engine_takes_what_was_estimated_for_glm(glm_random_ud_path: Path, f
     _compare(glm_random_ud_path, first, last, (ContextSpec(2, 4096),), 128)
 
 
-def _compare(path: Path, first: int, last: int, contexts: tuple[ContextSpec, ...], chunk_tokens: int) -> None:
-    estimated = estimate(load_manifest(path), first, last, contexts, chunk_tokens=chunk_tokens)
-    with Engine.open(EngineConfig(path, first, last, contexts=contexts, chunk_tokens=chunk_tokens)) as engine:
+def test_logits_of_few_rows_take_less(smollm2_path: Path) -> None:
+    contexts = (ContextSpec(4, 1024),)
+    few = _compare(smollm2_path, 29, 30, contexts, 512, wanted_rows=64)
+    assert _compare(smollm2_path, 29, 30, contexts, 512) - few > 300 * 49152 * 4
+
+
+def _compare(
+    path: Path,
+    first: int,
+    last: int,
+    contexts: tuple[ContextSpec, ...],
+    chunk_tokens: int,
+    wanted_rows: int | None = None,
+) -> int:
+    """Bytes of the engine's compute buffers."""
+    manifest = load_manifest(path)
+    estimated = estimate(manifest, first, last, contexts, chunk_tokens=chunk_tokens, wanted_rows=wanted_rows)
+    config = EngineConfig(path, first, last, contexts=contexts, chunk_tokens=chunk_tokens, wanted_rows=wanted_rows)
+    with Engine.open(config) as engine:
         info = engine.info
     assert info.kv_bytes == estimated.kv_bytes
     # the engine always takes the MTP block's expert bias, a few hundred bytes, with the exit
     assert 0 <= info.weights_bytes - estimated.weights_bytes <= 1024
     assert info.compute_bytes <= estimated.compute_bytes <= 1.5 * info.compute_bytes
+    return info.compute_bytes
 
 
 def test_the_total_is_the_sum_that_is_printed() -> None:

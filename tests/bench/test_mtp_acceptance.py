@@ -32,6 +32,14 @@ def test_a_random_model_is_measured_too(glm_random_ud_path: Path) -> None:
     assert len(counts.draft_ms) == len(counts.step_ms) == len(counts.shares) == 2
 
 
+def test_a_trained_block_guesses_what_the_trunk_says(glm_tiny: Path) -> None:
+    asked = list(mtp_acceptance.questions(glm_tiny, every=60))
+    counts, _ = mtp_acceptance.count(glm_tiny, asked)
+    assert len(asked) == len(counts.shares) >= 5
+    assert counts.share(0) >= 0.9
+    assert counts.share(1) >= 0.6
+
+
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         mtp_acceptance.main(["--help"])

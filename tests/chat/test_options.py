@@ -24,7 +24,7 @@ OTHER = "/ip4/192.0.2.8/tcp/4001/p2p/12D3KooWEZXjE41uU4EL2gpkAQeDXYok6wghN7wwNVP
         (["--max-tokens", "0"], "0 is not a number above 0"),
         (["--max-tokens", "many"], "invalid"),
         (["--timeout", "-1"], "not a number of seconds"),
-        (["--reasoning-effort", "low"], "invalid choice: 'low'"),
+        (["--effort", "low"], "invalid choice: 'low'"),
         (["--initial-peers", "localhost:1"], "is not the address of a peer; use /ip4/HOST/tcp/PORT/p2p/PEER_ID"),
         (["-p", " "], "the prompt is empty"),
         (["--temperature", "-1", "-p", "x"], "temperature is -1.0; give"),
@@ -58,16 +58,18 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("effort", "variables"),
+    ("arguments", "variables"),
     [
         ([], {}),
-        (["--reasoning-effort", "max"], {"reasoning_effort": "max"}),
+        (["--effort", "max"], {"reasoning_effort": "max"}),
         (["--reasoning-effort", "high"], {"reasoning_effort": "high"}),
-        (["--reasoning-effort", "none"], {"enable_thinking": False}),
+        (["--effort", "none"], {"enable_thinking": False}),
+        (["--keep-thinking"], {"clear_thinking": False}),
     ],
 )
-def test_reasoning_effort_becomes_template_variables(effort: list[str], variables: dict[str, object]) -> None:
-    assert parse(effort).template_variables() == variables
+def test_options_become_template_variables(arguments: list[str], variables: dict[str, object]) -> None:
+    given = parse(arguments).thinking()
+    assert {name: value for name, value in given.items() if value is not None} == variables
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

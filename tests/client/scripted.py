@@ -71,6 +71,7 @@ class ScriptedHop:
     answers_steps: bool = True
     on_step: Callable[[ScriptedHop, pb.Step], bool] = lambda _hop, _step: False
     opened: list[pb.Open] = field(default_factory=list)
+    rerouted: list[pb.Reroute] = field(default_factory=list)
     said: Counter[str] = field(default_factory=Counter)
     steps: list[pb.Step] = field(default_factory=list)
     control: FrameStream | None = None
@@ -100,6 +101,9 @@ class ScriptedHop:
             if isinstance(body, pb.Ping) and self.answers_pings:
                 held = max((step.start + step.n_tokens for step in self.steps), default=0)
                 await stream.send(pb.Pong(nonce=body.nonce, clock_us=_now_us(), position=held))
+            if isinstance(body, pb.Reroute):
+                self.rerouted.append(body)
+                await stream.send(pb.Rerouted(epoch=body.epoch, position=body.keep_tokens))
             if isinstance(body, pb.RowRequest):
                 step = self.steps[-1]
                 for part in row_parts(body.position, row_of(step.tokens[-1], body.position).tobytes()):
@@ -122,7 +126,8 @@ class ScriptedHop:
 
 
 class ScriptedNetwork:
-    """A network of scripted hops; the last one is the exit. ``close`` ends every stream."""
+    """A network of scripted hops; the last one is the exit, or the one that was last opened as such. ``close`` ends
+    every stream."""
 
     def __init__(self, hops: Sequence[ScriptedHop]) -> None:
         self.peer_id = OWN_ID
@@ -186,8 +191,14 @@ class ScriptedNetwork:
         while isinstance(received := await stream.receive(), ReceivedStep):
             for hop in self.hops:
                 hop.steps.append(received.step)
+            if received.step.replay:
+                continue
             if not entry.on_step(entry, received.step) and entry.answers_steps:
-                await self.hops[-1].answer(received.step)
+                await self._exit().answer(received.step)
+
+    def _exit(self) -> ScriptedHop:
+        exits = [hop for hop in self.hops if hop.sessions and not hop.opened[-1].HasField("successor")]
+        return exits[-1] if exits else self.hops[-1]
 
 
 def _now_us() -> int:

@@ -12,6 +12,7 @@ import pytest
 from swarm.client.chain import ChainSession
 from swarm.client.config import Timeouts
 from swarm.client.generate import Generation, GenerationOptions, StopReason, Vocabulary
+from swarm.client.reply import Answer, Reply, ReplyFormat, ReplyParser, Thinking
 from swarm.client.sampler import GREEDY, SamplingParams
 from swarm.errors import ContextExceeded, PeerFailed, SessionLost, UsageError
 from swarm.protocol import pb
@@ -30,6 +31,7 @@ async def answering(
     hop: ScriptedHop | None = None,
     context_tokens: int = 1000,
     failures: list[PeerFailed] | None = None,
+    thinker: Vocabulary | None = None,
 ) -> AsyncIterator[tuple[Generation, ScriptedNetwork]]:
     network = ScriptedNetwork([hop or ScriptedHop()])
     terms = replace(TERMS, context_tokens=context_tokens)
@@ -39,7 +41,8 @@ async def answering(
 
     note = [] if failures is None else failures
     try:
-        yield Generation(prompt, options, VOCABULARY, open_session, note.append), network
+        parser = ReplyParser(ReplyFormat(thinking=True, tool_calls=True), thinking=True) if thinker else None
+        yield Generation(prompt, options, thinker or VOCABULARY, open_session, note.append, parser), network
     finally:
         await network.close()
 
@@ -64,6 +67,31 @@ async def test_greedy_tokens_until_the_limit() -> None:
         assert timing.first_token_seconds is not None
         assert generation.tokens_per_second > 0
         assert [hop.layers for hop in generation.hops] == [(0, 10)]
+
+
+THINKER = replace(VOCABULARY, piece=lambda token: {11: b"a </th", 12: b"ink>b", 13: b"<tool_call>f"}.get(token, b"."))
+
+
+async def test_tokens_carry_what_became_certain_of_the_reply() -> None:
+    async with answering([1, 2, 10], GenerationOptions(max_tokens=3), thinker=THINKER) as (generation, _):
+        events = [token.events async for token in generation]
+    # A call that is still open at the end is text.
+    assert events == [(Thinking("a "),), (Answer("b"),), (Answer("<tool_call>"), Answer("f"))]
+    assert generation.progress.text == "a </think>b<tool_call>f"
+    assert generation.progress.reply == Reply("a ", "b<tool_call>f")
+
+
+async def test_a_reply_that_is_broken_off_keeps_what_was_held_back() -> None:
+    async with answering([1, 2, 10], GenerationOptions(max_tokens=3), thinker=THINKER) as (generation, _), generation:
+        await anext(generation)
+    assert generation.progress.reply == Reply("a </th", thinking_unfinished=True)
+
+
+async def test_without_marks_the_reply_is_the_text() -> None:
+    async with answering([1, 2, 10], GenerationOptions(max_tokens=4)) as (generation, _):
+        events = [event async for event in generation.events()]
+    assert "".join(event.text for event in events) == generation.progress.text == generation.progress.reply.answer
+    assert all(isinstance(event, Answer) for event in events)
 
 
 async def test_a_long_prompt_goes_out_in_chunks_that_do_not_wait_for_answers() -> None:

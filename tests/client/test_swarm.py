@@ -23,6 +23,7 @@ from swarm import (
     NoRoute,
     PeerFailed,
     SamplingParams,
+    SessionLost,
     SwarmClient,
     Timeouts,
     UsageError,
@@ -149,7 +150,7 @@ async def test_full_nodes_end_in_one_line(three_nodes: LocalSwarm, cache_dir: Pa
     config = ClientConfig(cache_dir=cache_dir, timeouts=Timeouts(route_seconds=0.5))
     async with SwarmClient.connect([three_nodes.address], config) as client:
         async with await client.open_session(512), await client.open_session(512):
-            with pytest.raises((NoRoute, PeerFailed), match="slot"):
+            with pytest.raises((NoRoute, PeerFailed), match=r"slot|is full"):
                 await client.open_session(512)
         await all_slots_free(client)
 
@@ -220,18 +221,24 @@ def two_nodes(smollm2_path: Path, tmp_path: Path) -> Iterator[LocalSwarm]:
 
 
 async def test_a_hop_that_stops_or_dies_is_named_with_its_layers(two_nodes: LocalSwarm, cache_dir: Path) -> None:
+    """Nobody else serves its layers: after a while the session is lost."""
     last = two_nodes.nodes[1].process
-    timeouts = Timeouts(heartbeat_interval_seconds=0.2, heartbeat_seconds=1, connect_seconds=2, route_seconds=0.5)
+    timeouts = Timeouts(
+        heartbeat_interval_seconds=0.2,
+        heartbeat_seconds=1,
+        connect_seconds=2,
+        route_seconds=0.5,
+        recover_seconds=0.5,
+    )
     async with SwarmClient.connect([two_nodes.address], ClientConfig(cache_dir=cache_dir, timeouts=timeouts)) as client:
         for number, cause in ((signal.SIGSTOP, "has been silent"), (signal.SIGKILL, "")):
             generation = await client.chat(STORY, GenerationOptions(sampling=GREEDY))
             answering = asyncio.create_task(generation.finish())
             await until(lambda: len(generation.progress.token_ids) > 2)  # noqa: B023
             last.send_signal(number)
-            with pytest.raises(PeerFailed, match=rf"peer \S+ \(layers 20:30\) .*{cause}.*try again") as caught:
+            with pytest.raises(SessionLost, match=rf"lost at position \d+ .*layers 20:30\) .*{cause}.*; \w+") as caught:
                 await answering
-            assert caught.value.peer == generation.route[1].peer_id
-            assert caught.value.layers == (20, 30)
+            assert generation.route[1].peer_id in str(caught.value)
             last.send_signal(signal.SIGCONT)
         generation = await client.chat(STORY)
         with pytest.raises((PeerFailed, NoRoute), match="20:30"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from swarm.client.sandbox import deadline
 from swarm.client.template import ChatTemplate, TemplateError
 
 # The template inside SmolLM2-135M-Instruct.
@@ -127,6 +128,13 @@ def test_a_hostile_template_ends_in_one_line(name: str) -> None:
     assert "--raw" in str(caught.value)
     assert time.process_time() - began < 5
     assert sys.gettrace() is None
+
+
+def test_time_that_others_take_does_not_count() -> None:
+    """A machine under load made prompts of some megabytes fail."""
+    with deadline(0.1):
+        time.sleep(0.3)
+        assert ChatTemplate("{{ messages | length }}").text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.client.trace import ClockOffset, Spread, TracedHop, summarise, trace_step
+from swarm.client.trace import ClockOffset, RecoveryTrace, Spread, TracedHop, summarise, trace_step
 from swarm.ids import PeerId
 from swarm.protocol import pb
 
@@ -77,3 +77,20 @@ def test_summaries_are_per_hop_in_chain_order() -> None:
     assert (first.peer_id, first.compute.p50_ms) == ("z", 2.0)
     assert first.compute.p95_ms == pytest.approx(2.9)
     assert (second.peer_id, second.compute.p50_ms) == ("a", 5.0)
+
+
+def test_a_recovery_is_told_in_one_line() -> None:
+    recovery = RecoveryTrace(
+        position=97,
+        lost=((PeerId("b"), (2, 4)),),
+        came=((PeerId("d"), (2, 4)),),
+        story=("peer b (layers 2:4) closed the connection",),
+        silent_seconds=0.5,
+        planning_seconds=0.2,
+        replay_seconds=0.1,
+        attempts=1,
+    )
+    assert str(recovery) == (
+        "recovered at position 97 in 0.30 s (new route 0.20 s, replay 0.10 s, attempts 1, last byte of the lost "
+        "0.50 s before): peer b (layers 2:4) closed the connection; taken over: 2:4 by d"
+    )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shim.engine import Engine
 from shim.types import ContextSpec, EngineConfig, KvType, StepBatch
-from swarm.client import ChainSession, StepRequest, SwarmClient, WantedRow
+from swarm.client import LastingSession, StepRequest, SwarmClient, WantedRow
 from swarm.protocol import pb
 
 Logits = npt.NDArray[np.float32]
@@ -51,7 +51,7 @@ def unsplit_logits(model: Path, script: Script, *, threads: int = 1, kv_type: Kv
         return [engine.logits_step(_batch(request, engine.info.n_layers))[0] for request in script.requests]
 
 
-async def chain_logits(session: ChainSession, script: Script) -> list[Logits]:
+async def chain_logits(session: LastingSession, script: Script) -> list[Logits]:
     """The same rows through the chain, whole, fetched from the exit."""
     rows = []
     for request in script.requests:
@@ -61,12 +61,12 @@ async def chain_logits(session: ChainSession, script: Script) -> list[Logits]:
 
 
 @asynccontextmanager
-async def open_chain(address: str, context_tokens: int) -> AsyncIterator[ChainSession]:
+async def open_chain(address: str, context_tokens: int) -> AsyncIterator[LastingSession]:
     async with SwarmClient.connect([address]) as client, await client.open_session(context_tokens) as session:
         yield session
 
 
-def spans_of(session: ChainSession) -> list[tuple[int, int]]:
+def spans_of(session: LastingSession) -> list[tuple[int, int]]:
     return [place.layers for place in session.places]
 
 

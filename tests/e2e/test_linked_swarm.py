@@ -12,7 +12,7 @@ import pytest
 
 from bench.links import Shape
 from bench.links.linked_swarm import LinkedSwarm, linked_swarm
-from swarm.client import ChainSession, ClientConfig, GenerationOptions, StepRequest, SwarmClient, WantedRow
+from swarm.client import ClientConfig, GenerationOptions, LastingSession, StepRequest, SwarmClient, WantedRow
 from swarm.client.config import Timeouts
 from swarm.errors import PeerFailed, SwarmError
 from swarm.protocol import pb
@@ -30,7 +30,7 @@ async def connected(swarm: LinkedSwarm, folder: Path) -> AsyncIterator[SwarmClie
         yield client
 
 
-async def token_seconds(session: ChainSession, start: int) -> float:
+async def token_seconds(session: LastingSession, start: int) -> float:
     """The fastest of three tokens."""
     taken = []
     for position in range(start, start + 3):

@@ -97,6 +97,7 @@ class Session:
 
     peer: Peer
     nodes: tuple[SwarmNode, ...]
+    keep_journal: bool = False
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     epoch: int = 1
     number: int = 0
@@ -117,6 +118,7 @@ class Session:
             predecessor=neighbour(self.nodes[index - 1]) if index else pb.Neighbour(peer_id=self.peer.peer_id),
             successor=None if last else neighbour(self.nodes[index + 1]),
             hop_index=index,
+            keep_journal=self.keep_journal,
         )
 
     async def open(self) -> Session:
@@ -164,8 +166,8 @@ class Session:
 
 
 @asynccontextmanager
-async def session(peer: Peer, *nodes: SwarmNode) -> AsyncIterator[Session]:
-    made = Session(peer, nodes)
+async def session(peer: Peer, *nodes: SwarmNode, keep_journal: bool = False) -> AsyncIterator[Session]:
+    made = Session(peer, nodes, keep_journal)
     try:
         await made.open()
         await made.attach()

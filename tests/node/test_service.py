@@ -53,8 +53,9 @@ async def stranger(nodes: Chain) -> AsyncIterator[Peer]:
 
 
 async def refusal(stream: FrameStream) -> pb.Error:
-    """The Error that a stream gets; nothing else may come before, and the stream ends after it."""
-    error = await hear(stream)
+    """The Error that a stream gets; nothing but signs of life may come before, and the stream ends after it."""
+    while isinstance(error := await hear(stream), pb.Pong):
+        pass
     assert isinstance(error, pb.Error), error
     assert await ended(stream)
     return error
@@ -306,7 +307,9 @@ async def test_a_new_route_keeps_what_is_held(chain: Chain, client: Peer) -> Non
             (mine.control[0], entry, me, neighbour(last)),
             (mine.control[1], last, neighbour(entry), None),
         ):
-            await control.send(pb.Reroute(session_id=mine.id, epoch=2, predecessor=before, successor=after))
+            route = pb.Reroute(session_id=mine.id, epoch=2, predecessor=before, successor=after)
+            route.keep_tokens = len(PROMPT)
+            await control.send(route)
             rerouted = await hear(control)
             assert isinstance(rerouted, pb.Rerouted), (node, rerouted)
             assert (rerouted.epoch, rerouted.position, rerouted.journal_first) == (2, len(PROMPT), len(PROMPT))
@@ -321,11 +324,14 @@ async def test_a_new_route_keeps_what_is_held(chain: Chain, client: Peer) -> Non
 
 async def test_without_a_journal_a_replay_is_refused(chain: Chain, client: Peer) -> None:
     async with session(client, *chain) as mine:
+        await mine.compute(0, PROMPT)
         reroute = pb.Reroute(session_id=mine.id, epoch=2, push_journal=True, successor=neighbour(chain[1]))
+        reroute.keep_tokens = len(PROMPT)
         reroute.predecessor.peer_id = client.peer_id
         await mine.control[0].send(reroute)
         error = await hear(mine.control[0])
         assert isinstance(error, pb.Error) and error.code == pb.JOURNAL_MISSING
+        assert error.position == len(PROMPT)
         await mine.control[0].send(reroute)
         error = await hear(mine.control[0])
         assert isinstance(error, pb.Error) and error.code == pb.STALE_EPOCH

@@ -16,7 +16,7 @@ PER_PEER = 2
 
 
 def terms(context_tokens: int = 100, chunk_tokens: int = 16) -> Terms:
-    return Terms((0, 10), context_tokens, chunk_tokens, hop_index=0, encoding=pb.F32_LE)
+    return Terms((0, 10), context_tokens, chunk_tokens, encoding=pb.F32_LE)
 
 
 def route(epoch: int = 1) -> Route:

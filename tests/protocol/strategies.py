@@ -149,6 +149,7 @@ bodies: dict[type[Body], st.SearchStrategy[Body]] = {
         hop_index=st.integers(0, 255),
         keep_journal=st.booleans(),
         purpose=texts,
+        successor_position=positions,
     ),
     pb.Opened: st.builds(
         pb.Opened, epoch=epochs, slot_tokens=positions, numerics_id=texts, position=positions, clock_us=u64
@@ -161,6 +162,8 @@ bodies: dict[type[Body], st.SearchStrategy[Body]] = {
         successor=maybe_neighbour,
         successor_position=positions,
         push_journal=st.booleans(),
+        hop_index=st.integers(0, 255),
+        keep_tokens=positions,
     ),
     pb.Rerouted: st.builds(pb.Rerouted, epoch=epochs, position=positions, journal_first=positions),
     pb.Close: st.builds(pb.Close, session_id=session_ids),

@@ -17,6 +17,7 @@ from swarm.routing import (
     HOP_SECONDS,
     SCARCE_SLOT_SECONDS,
     Chain,
+    Gap,
     JoinHint,
     RouteRequest,
     explain,
@@ -463,3 +464,50 @@ def test_a_large_swarm_is_routed_quickly() -> None:
     chain = route(records, request(legal_cuts=cuts))
     assert time.process_time() - begin < 2
     _check_valid(spans(chain), records, cuts)
+
+
+# --- a gap in a chain ---------------------------------------------------------------------------------------------
+
+
+def test_a_gap_is_filled_between_two_that_stay() -> None:
+    records = [record("a", 0, 6), record("b", 3, 7), record("c", 5, 10)]
+    assert routed(records, gap=Gap(3, 7, "before", "after")) == [("b", 3, 7)]
+
+
+def test_a_gap_may_take_several_and_parts_of_spans() -> None:
+    records = [record("a", 0, 5), record("c", 5, 10)]
+    assert routed(records, gap=Gap(3, 7, "x", "y")) == [("a", 3, 5), ("c", 5, 7)]
+
+
+def test_a_gap_keeps_to_links_that_work() -> None:
+    records = [record("b", 3, 7), record("d", 3, 7, decode_tokens_per_second=1)]
+    for edge in (("x", "b"), ("b", "y")):
+        assert routed(records, gap=Gap(3, 7, "x", "y"), banned_edges=frozenset({edge})) == [("d", 3, 7)]
+
+
+def test_a_gap_prefers_the_numerics_of_what_was_there() -> None:
+    records = [record("b", 3, 7, numerics_id="other"), record("d", 3, 7, decode_tokens_per_second=1)]
+    assert routed(records, gap=Gap(3, 7, "x", "y"), numerics_id=NUMERICS) == [("d", 3, 7)]
+    assert routed(records[:1], gap=Gap(3, 7, "x", "y"), numerics_id=NUMERICS) == [("b", 3, 7)]
+
+
+def test_a_gap_that_nobody_fills_is_named() -> None:
+    with pytest.raises(NoRoute, match=r"no peer serves layers 5:7; start one: .*--layers 5:7") as caught:
+        routed([record("a", 0, 5), record("c", 8, 10)], gap=Gap(3, 7, "x", "y"))
+    assert caught.value.missing == ((5, 7),)
+
+
+@given(st.lists(st.tuples(st.sampled_from(CUTS), st.sampled_from(CUTS)), max_size=6), st.data())
+def test_a_gap_is_filled_exactly(pairs: list[tuple[int, int]], data: st.DataObject) -> None:
+    records = [record(f"p{i}", min(pair), max(pair)) for i, pair in enumerate(pairs) if pair[0] != pair[1]]
+    first = data.draw(st.integers(0, N_LAYERS - 1))
+    last = data.draw(st.integers(first + 1, N_LAYERS))
+    covered = all(any(one.first <= layer < one.last for one in records) for layer in range(first, last))
+    try:
+        hops = routed(records, gap=Gap(first, last))
+    except NoRoute as error:
+        assert not covered and error.missing
+    else:
+        assert covered
+        assert [hops[0][1], *(end for _, _, end in hops)] == [*(begin for _, begin, _ in hops), last]
+        assert hops[0][1] == first

@@ -13,7 +13,6 @@ from shim.engine import Engine
 from shim.errors import BadStep, StepGap, UnsupportedError
 from shim.process import EngineProcess
 from shim.types import EngineConfig, Floats, Ints, StepBatch
-from shim.vocab import Vocab
 from tests.models import GLM_TOP_K
 from tests.shim.steps import config, prompt, token_rows, with_hidden
 
@@ -271,30 +270,3 @@ async def test_the_worker_process_drafts_alike(engine: Engine, glm_random_ud_pat
         assert process.info.n_mtp == 1
         await process.step(token_rows(RUN, tokens, want=[LENGTH - 1], tiled=True))
         np.testing.assert_array_equal(await process.draft(0, 4), engine.draft(0, 4))
-
-
-QUESTIONS = ["What is the capital of France?", "Which city is the capital of Germany?", "Name the capital of Italy."]
-
-
-def test_a_trained_block_guesses_what_the_trunk_says(glm_tiny: Path) -> None:
-    """The first draft is the token after the trunk's next one, nearly always; the second often."""
-    vocab = Vocab.load(glm_tiny)
-    right = [0, 0]
-    asked = 0
-    with Engine.open(drafting(glm_tiny)) as engine:
-        for question in QUESTIONS:
-            text = f"[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>{question}<|assistant|><think>"
-            tokens = vocab.encode(text)
-            row = prefill(engine, tokens)
-            said: list[int] = []
-            drafts = []
-            while len(said) < 40 and not (said and said[-1] in vocab.stop_tokens):
-                drafts.append(engine.draft(0, 2))
-                said.append(int(row.argmax()))
-                row = decode(engine, said[-1], len(tokens) + len(said) - 1)
-            for i, guess in enumerate(drafts[:-2]):
-                asked += 1
-                right = [n + int(guess[k] == said[i + 1 + k]) for k, n in enumerate(right)]
-            engine.truncate(0, 0)
-    assert right[0] >= 0.9 * asked
-    assert right[1] >= 0.5 * asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,18 @@ def test_a_chunk_without_wanted_rows(engine: Engine) -> None:
     assert result.summaries == ()
     assert engine.position(0) == 3
     np.testing.assert_array_equal(logits(engine, [4], 3), expected)
+
+
+def test_no_more_rows_are_wanted_than_there_is_room_for(llama_untied_path: Path) -> None:
+    few = replace(config(llama_untied_path, slots=3, tokens=64, chunk_tokens=32), wanted_rows=2)
+    with Engine.open(few) as engine, Engine.open(replace(few, wanted_rows=None)) as plain:
+        tokens = list(range(1, 31))
+        with pytest.raises(BadStep, match="up to 3 wanted rows"):
+            engine.logits_step(token_rows(RUN, tokens, want=range(4)))
+        assert engine.position(0) == 0
+        wanted = token_rows(RUN, tokens, want=[3, 4, 29], tiled=True)
+        np.testing.assert_array_equal(engine.logits_step(wanted), plain.logits_step(wanted))
+        assert engine.info.compute_bytes < plain.info.compute_bytes
 
 
 def test_summary_of_a_row(engine: Engine) -> None:

@@ -1,0 +1,55 @@
+"""One interruption of a session: what failed, and what was done about it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from swarm.client.trace import RecoveryTrace
+from swarm.errors import SwarmError
+from swarm.ids import PeerId
+
+MAX_TOLD = 8  # failures in an error text
+MAX_TOLD_OF_ONE = 2
+
+
+@dataclass
+class Case:
+    """One interruption: from the first failure to the next answer, however much fails in between."""
+
+    position: int
+    silent_seconds: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    linked: float = 0.0  # when the hops were last under a new route
+    waiting_since: float | None = None
+    attempts: int = 0
+    engines: int = 0
+    lost: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
+    came: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
+    story: list[str] = field(default_factory=list)
+    told_of: Counter[str] = field(default_factory=Counter)
+    troubles: Counter[tuple[PeerId, PeerId | None]] = field(default_factory=Counter)
+
+    def tell(self, error: SwarmError) -> None:
+        what = str(error).partition("; ")[0]
+        if what not in self.story and self.told_of[error.peer] < MAX_TOLD_OF_ONE:
+            self.told_of[error.peer] += 1
+            self.story.append(what)
+
+    def told(self) -> str:
+        more = len(self.story) - MAX_TOLD
+        return ", ".join(self.story[:MAX_TOLD]) + (f", and {more} more failures" if more > 0 else "")
+
+    def trace(self) -> RecoveryTrace:
+        now = time.monotonic()
+        return RecoveryTrace(
+            position=self.position,
+            lost=tuple(self.lost.items()),
+            came=tuple(self.came.items()),
+            story=tuple(self.story),
+            silent_seconds=self.silent_seconds,
+            planning_seconds=self.linked - self.began,
+            replay_seconds=now - self.linked,
+            attempts=self.attempts,
+        )

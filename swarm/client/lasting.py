@@ -1,0 +1,204 @@
+"""A session that outlives its hops: what it answers is what an undisturbed chain would have answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from swarm.client.blame import Avoided
+from swarm.client.case import Case
+from swarm.client.chain import ChainSession, StepAnswer, StepRequest
+from swarm.client.hop import HopPlace
+from swarm.client.recovery import Recovery
+from swarm.client.trace import RecoveryTrace
+from swarm.errors import PeerFailed, SwarmError, UsageError
+from swarm.ids import SessionId
+from swarm.protocol import pb
+from swarm.replay import Track
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Sent:
+    """A step from being sent to being part of what is held; ``number`` is the chain's."""
+
+    request: StepRequest
+    number: int = 0
+    answer: StepAnswer | None = None
+
+
+class LastingSession:
+    """An open session. Use it as a context manager: leaving it, or cancelling inside, frees the slot of every hop.
+
+    Calls wait while lost hops are replaced. Raises SessionLost when that takes too long, SessionPoisoned when the steps
+    end engines, ContextExceeded; every later call raises the same.
+    """
+
+    def __init__(
+        self,
+        chain: ChainSession,
+        recovery: Recovery,
+        avoided: Avoided,
+        on_closed: Callable[[LastingSession], None] = lambda _: None,
+    ) -> None:
+        self.terms = chain.terms
+        self.recoveries: list[RecoveryTrace] = []
+        self._chain = chain
+        self._recovery = recovery
+        self._avoided = avoided
+        self._on_closed = on_closed
+        self._failure: SwarmError | None = None
+        self._case: Case | None = None
+        self._served = False  # whether this chain has answered
+        self._track: Track[tuple[int, ...]] = Track()
+        self._sent: dict[int, _Sent] = {}  # in the order they were sent
+        self._last_number = 0
+        self._last: StepRequest | None = None  # of those answered
+        self._order = asyncio.Lock()  # of sending, and of mending
+        self._mending: asyncio.Task[tuple[ChainSession, list[int]]] | None = None
+
+    async def __aenter__(self) -> LastingSession:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Frees the slots. Safe to call again."""
+        if self._failure is None:
+            self._failure = SwarmError("the session is closed; open a new one")
+        if self._mending is not None:
+            self._mending.cancel()
+            await asyncio.wait({self._mending})
+        await self._chain.close()
+        await self._recovery.close()
+        self._on_closed(self)
+
+    @property
+    def session_id(self) -> SessionId:
+        return self._chain.session_id
+
+    @property
+    def places(self) -> tuple[HopPlace, ...]:
+        """The hops as they are now."""
+        return self._chain.places
+
+    @property
+    def numerics_ids(self) -> tuple[str, ...]:
+        """Of the hops as they are now."""
+        return self._chain.numerics_ids
+
+    async def send(self, request: StepRequest) -> int:
+        """Sends a step and returns its number for ``answer``. Waits while the transport is full or hops are missing."""
+        async with self._order:
+            self._check_start(request)
+            self._last_number += 1
+            number = self._last_number
+            sent = self._sent[number] = _Sent(request)
+            try:
+                sent.number = await self._chain.send(request)
+            except PeerFailed:
+                await self._mend()  # which sends it, too
+        return number
+
+    async def answer(self, number: int) -> StepAnswer:
+        """Waits for the answer to one step; each may be taken once."""
+        sent = self._sent[number]
+        answer = await self._lasting(lambda chain: chain.answer(sent.number))
+        sent.answer = answer
+        self._settle()
+        return answer
+
+    async def step(self, request: StepRequest) -> StepAnswer:
+        return await self.answer(await self.send(request))
+
+    async def fetch_row(self, position: int) -> npt.NDArray[np.float32]:
+        """The whole logits row of the last wanted ``position``; the exit keeps it until its next step."""
+        chain = self._chain
+        while True:
+            if chain is not self._chain:  # the exit may be another one, or keep it no more: it is computed again
+                chain = self._chain
+                assert self._last is not None
+                await self.step(self._last)
+                continue
+            try:
+                return await chain.fetch_row(position)
+            except PeerFailed:
+                await self._mended(chain)
+
+    # --- inside
+
+    def _check_start(self, request: StepRequest) -> None:
+        """A gap would be refused by the first hop, and look like its failure."""
+        last = next(reversed(self._sent.values()), None)
+        end = self._track.end if last is None else last.request.start + len(last.request.tokens)
+        if request.start > end:
+            raise UsageError(f"a step starts at {request.start}, after {end} tokens; send those between first")
+
+    async def _lasting(self, call: Callable[[ChainSession], Awaitable[T]]) -> T:
+        while True:
+            chain = self._chain
+            try:
+                return await call(chain)
+            except PeerFailed:
+                await self._mended(chain)
+
+    async def _mended(self, chain: ChainSession) -> None:
+        async with self._order:
+            if chain is self._chain:
+                await self._mend()
+
+    async def _mend(self) -> None:
+        """With the lock held."""
+        if self._failure is not None:
+            raise self._failure
+        pending = list(self._sent.values())
+        held = min([self._track.end, *(sent.request.start for sent in pending[:1])])
+        self._track.truncate(held)
+        if self._case is None:
+            self._case = Case(held, self._chain.silent_seconds)
+        requests = [sent.request for sent in pending]
+        mending = self._recovery.mend(self._chain, self._track, requests, self._case)
+        task = self._mending = asyncio.create_task(mending, name="chain session")
+        try:
+            self._chain, numbers = await task
+        except SwarmError as error:
+            self._failure = error
+            raise
+        except asyncio.CancelledError:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                self._chain, _ = task.result()  # to be closed with the session
+            if self._failure is not None and not _is_cancelled():
+                raise self._failure from None
+            raise
+        finally:
+            self._mending = None
+        self._served = False
+        for sent, number in zip(pending, numbers, strict=True):
+            sent.number = number
+
+    def _settle(self) -> None:
+        """Books what has been answered without a gap before it."""
+        while self._sent and (first := next(iter(self._sent.values()))).answer is not None:
+            del self._sent[next(iter(self._sent))]
+            request = self._last = first.request
+            tokens = tuple(request.tokens)
+            self._track.append(request.start, len(tokens), chunk=request.kind == pb.PREFILL, content=tokens)
+        if self._case is not None:
+            self.recoveries.append(self._case.trace())
+            self._case = None
+        if not self._served:
+            self._served = True
+            self._avoided.forgive_chain([place.peer_id for place in self._chain.places])
+
+
+def _is_cancelled() -> bool:
+    """Whether it is this task that is cancelled, and not one it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

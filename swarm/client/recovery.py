@@ -1,0 +1,280 @@
+"""Puts other hops in the place of those that were lost, and brings all to where the session was.
+
+One rule for every case. Under a new epoch each hop is told its neighbours, the exit first, and answers with what it
+holds; a hop whose journal has what its successor lacks pushes it, otherwise it is fed anew by the hop before. What the
+entry lacks comes from the client's own tokens. A loss on the way begins the next epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dht.record import SpanRecord
+from swarm.client.blame import Avoided, is_to_blame
+from swarm.client.case import Case
+from swarm.client.chain import ChainSession, StepRequest, Trouble
+from swarm.client.config import ClientConfig
+from swarm.client.hop import Hop, Network
+from swarm.client.links import Neighbours, attach
+from swarm.client.seats import Seat, filled, without_broken_links
+from swarm.errors import ContextExceeded, NetworkError, NoRoute, PeerFailed, SessionLost, SessionPoisoned, SwarmError
+from swarm.ids import PeerId
+from swarm.protocol import pb
+from swarm.replay import Track
+from swarm.routing import RouteRequest
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.3
+MAX_ATTEMPTS = 32  # of one interruption
+PATIENCE = 2  # times that a link or a hop may be in trouble before it is left out
+MAX_ENGINES = 2  # a step may cost
+RETRY_SECONDS = 2.0  # before a peer that did not come is asked again
+FIRST_PAUSE_SECONDS = 0.01  # before the third attempt and on, growing
+
+Records = Sequence[SpanRecord]
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """What a recovery knows of the swarm: ``recent`` records at hand, and ``look`` for fresh ones."""
+
+    network: Network
+    recent: Callable[[], Records]
+    look: Callable[[], Awaitable[Records]]
+    request: RouteRequest
+
+
+class Recovery:
+    """Of one session. ``close`` waits until the hops that were given up are closed."""
+
+    def __init__(
+        self, swarm: Swarm, config: ClientConfig, avoided: Avoided, on_status: Callable[[str], None] = logger.info
+    ) -> None:
+        self._swarm = swarm
+        self._avoided = avoided
+        self._status = on_status
+        timeouts = config.timeouts
+        # a peer that says nothing is no replacement: another may be there
+        self._timeouts = replace(
+            timeouts,
+            connect_seconds=min(timeouts.connect_seconds, timeouts.heartbeat_seconds),
+            open_seconds=min(timeouts.open_seconds, 2 * timeouts.heartbeat_seconds),
+        )
+        self._closing: set[asyncio.Task[None]] = set()
+        self._refused: dict[PeerId, float] = {}  # until when peers that did not come are not asked again
+
+    async def mend(
+        self, chain: ChainSession, track: Track[Tokens], pending: Sequence[StepRequest], case: Case
+    ) -> tuple[ChainSession, list[int]]:
+        """The session on a chain that holds what ``track`` says, with the ``pending`` steps under way again, and their
+        numbers there. Takes ``chain``, which has failed, apart. Raises SessionLost and what no other peer can mend;
+        every hop is given up then, as when it is cancelled."""
+        seats: list[Seat] = []
+        epochs = itertools.count(chain.epoch + 1)
+        self._refused.clear()
+        try:
+            while True:
+                await self._take_apart(seats, chain, case)
+                chain, needed = await self._linked(seats, chain, track.end, epochs, case)
+                try:
+                    return chain, await self._sent_again(chain, track, needed, pending)
+                except PeerFailed as error:
+                    logger.info("the session broke again while it was replayed: %s", error)
+        except BaseException:
+            for seat in seats:
+                self._give_up(seat, chain)
+            self._later(chain.close())
+            raise
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._closing)
+
+    # --- what is left of a chain
+
+    async def _take_apart(self, seats: list[Seat], chain: ChainSession, case: Case) -> None:
+        seats[:] = [Seat(hop.place, hop.numerics_id, hop) for hop in await chain.release()]
+        self._later(chain.close())
+        for trouble in chain.troubles:
+            self._note(trouble, case)
+        case.attempts += 1
+        if case.attempts > MAX_ATTEMPTS:
+            raise _lost(case, NoRoute("it broke again and again; try again later"))
+        await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**case.attempts, POLL_SECONDS) if case.attempts > 2 else 0)
+        for index, seat in enumerate(seats):
+            peer = seat.place.peer_id
+            if case.troubles[peer, None] >= PATIENCE or any(t.lost and t.place.peer_id == peer for t in chain.troubles):
+                self._empty(seats, index, chain, case)
+
+    def _note(self, trouble: Trouble, case: Case) -> None:
+        case.tell(trouble.error)
+        logger.info("%s", trouble.error)
+        if not isinstance(trouble.error, PeerFailed):
+            raise trouble.error
+        peer, successor = trouble.place.peer_id, trouble.successor
+        if trouble.lost:
+            self._blame(peer, trouble.error, case)
+            return
+        case.troubles[peer, successor] += 1
+        if successor is not None and case.troubles[peer, successor] >= PATIENCE:
+            self._avoided.add_edge(peer, successor)
+
+    def _blame(self, peer: PeerId, error: SwarmError, case: Case) -> None:
+        if is_to_blame(error):
+            self._avoided.add(peer)
+        if error.code != pb.ENGINE_LOST:
+            return
+        case.engines += 1
+        if case.engines >= MAX_ENGINES:
+            raise SessionPoisoned(
+                f"the steps from position {case.position} on ended {case.engines} engines ({case.told()}); "
+                "start a new session with another prompt"
+            )
+
+    def _empty(self, seats: list[Seat], index: int, chain: ChainSession, case: Case) -> None:
+        seat = seats[index]
+        case.lost[seat.place.peer_id] = seat.layers
+        self._give_up(seat, chain)
+        seats[index] = seat.emptied()
+
+    def _give_up(self, seat: Seat, chain: ChainSession) -> None:
+        if seat.hop is not None:
+            self._later(seat.hop.close(chain.session_id))
+
+    def _later(self, closing: Coroutine[None, None, None]) -> None:
+        """A peer that is gone may take seconds to be closed: nobody waits for that."""
+        task = asyncio.create_task(closing, name="chain session")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    # --- a new chain
+
+    async def _linked(
+        self, seats: list[Seat], chain: ChainSession, held: int, epochs: Iterator[int], case: Case
+    ) -> tuple[ChainSession, int]:
+        """Fills the empty seats and puts all under one epoch, as often as it takes; also tells from which position the
+        entry must be fed. ``seats`` is kept up to date: it says which hops are open."""
+        while True:
+            await self._fill(seats, chain, case)
+            epoch = next(epochs)
+            needed = await self._rerouted(seats, chain, held, epoch, case)
+            hops = [seat.hop for seat in seats if seat.hop is not None]
+            if needed is None:
+                continue
+            try:
+                data = await attach(self._swarm.network, hops[0].place, chain.session_id, self._timeouts, epoch)
+            except PeerFailed as error:
+                self._lose(seats, 0, error, chain, case)
+                continue
+            case.linked, case.waiting_since = time.monotonic(), None
+            case.came |= {hop.place.peer_id: hop.place.layers for hop in hops if hop.place not in chain.places}
+            return ChainSession(chain.terms, chain.session_id, hops, data, chain.timeouts, epoch), needed
+
+    async def _fill(self, seats: list[Seat], chain: ChainSession, case: Case) -> None:
+        """Plans who takes the empty seats; waits while nobody can. Raises SessionLost."""
+        records, fresh = self._swarm.recent(), False
+        while True:
+            for index, seat in enumerate(seats):
+                if seat.hop is not None and seat.hop.failure is not None:
+                    self._lose(seats, index, seat.hop.failure, chain, case)
+            try:
+                planned = self._planned(seats, records, chain)
+                break
+            except (NoRoute, ContextExceeded) as error:
+                if fresh:
+                    await self._wait(error, case)
+            records, fresh = await self._look(), True
+        staying = {seat.hop for seat in planned}
+        for index, seat in enumerate(seats):
+            if seat.hop is not None and seat.hop not in staying:
+                self._empty(seats, index, chain, case)
+        seats[:] = planned
+
+    def _planned(self, seats: Sequence[Seat], records: Records, chain: ChainSession) -> list[Seat]:
+        """Around banned peers and links if there is a way; those that did not come are asked again after a pause."""
+        now = time.monotonic()
+        refused = frozenset(peer for peer, until in self._refused.items() if until > now)
+        request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
+        banned, edges = refused | self._avoided.now(), self._avoided.edges()
+        try:
+            around = replace(request, banned=banned, banned_edges=edges)
+            return filled(without_broken_links(seats, edges), records, around)
+        except (NoRoute, ContextExceeded):
+            return filled(seats, records, replace(request, banned=refused))
+
+    async def _look(self) -> Records:
+        try:
+            return await self._swarm.look()
+        except NetworkError as error:
+            logger.info("the swarm can't be asked for other peers: %s", error)
+            return ()
+
+    async def _wait(self, reason: SwarmError, case: Case) -> None:
+        now = time.monotonic()
+        if case.waiting_since is None:
+            case.waiting_since = now
+        left = case.waiting_since + self._timeouts.recover_seconds - now
+        if left <= 0:
+            raise _lost(case, reason)
+        why = str(reason).partition("; ")[0]
+        self._status(f"waiting up to {left:.0f} s more to go on: {why} ({case.told()})")
+        await asyncio.sleep(min(POLL_SECONDS, left))
+
+    async def _rerouted(self, seats: list[Seat], chain: ChainSession, held: int, epoch: int, case: Case) -> int | None:
+        """Tells every hop its place, from the exit to the entry. None when one was lost over it."""
+        neighbours = Neighbours(self._swarm.network.peer_id, [seat.place for seat in seats])
+        needed = held
+        for index in reversed(range(len(seats))):
+            place, hop = seats[index].place, seats[index].hop
+            try:
+                if hop is None:
+                    opening = neighbours.opening(index, chain.terms, chain.session_id, epoch, needed)
+                    hop = await Hop.open(self._swarm.network, place, opening, self._timeouts)
+                    hop.attend(None, chain.timeouts)
+                    seats[index] = Seat(place, hop.numerics_id, hop)
+                    needed = 0
+                else:
+                    hop.place = place
+                    route = neighbours.reroute(index, chain.session_id, epoch, needed, held)
+                    rerouted = await hop.reroute(route, self._timeouts.open_seconds)
+                    needed = rerouted.position if rerouted.pushes else min(needed, rerouted.position)
+            except SwarmError as error:
+                self._lose(seats, index, error, chain, case)
+                return None
+        return needed
+
+    def _lose(self, seats: list[Seat], index: int, error: SwarmError, chain: ChainSession, case: Case) -> None:
+        """A hop failed, or one that should come did not."""
+        if not error.peer or isinstance(error, SessionPoisoned):
+            raise error
+        case.tell(error)
+        logger.info("%s", error)
+        peer = seats[index].place.peer_id
+        if seats[index].hop is None:
+            self._refused[peer] = time.monotonic() + RETRY_SECONDS
+        else:
+            self._empty(seats, index, chain, case)
+        self._blame(peer, error, case)
+
+    async def _sent_again(
+        self, chain: ChainSession, track: Track[Tokens], needed: int, pending: Sequence[StepRequest]
+    ) -> list[int]:
+        for step in track.replay(needed, chain.terms.chunk_tokens):
+            tokens = [token for part in step.slices for token in part.content[part.first : part.last]]
+            await chain.replay(step.start, tokens, pb.PREFILL if step.chunk else pb.DECODE)
+        return [await chain.send(request) for request in pending]
+
+
+def _lost(case: Case, reason: SwarmError) -> SessionLost:
+    why, _, advice = str(reason).partition("; ")
+    seconds = time.monotonic() - case.began
+    return SessionLost(
+        f"the session was lost at position {case.position} after {seconds:.0f} s: {case.told()}, and nobody took over "
+        f"({why}); {advice}"
+    )

@@ -1,0 +1,275 @@
+"""Sessions that outlive hops which do as they are told: what each is told then, and how it ends when nobody comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from dht.record import NodeState, SlotClass, SpanRecord
+from swarm.client.blame import Avoided
+from swarm.client.chain import ChainSession, StepRequest, WantedRow
+from swarm.client.config import ClientConfig, Timeouts
+from swarm.client.hop import HopPlace
+from swarm.client.lasting import LastingSession
+from swarm.client.recovery import Recovery, Swarm
+from swarm.errors import ContextExceeded, SessionLost, SessionPoisoned, SwarmError, UsageError
+from swarm.ids import PeerId
+from swarm.protocol import pb
+from swarm.routing import RouteRequest
+from tests.client.scripted import TERMS, ScriptedHop, ScriptedNetwork, row_of, until
+
+QUICK = Timeouts(
+    connect_seconds=2,
+    open_seconds=2,
+    heartbeat_interval_seconds=0.2,
+    heartbeat_seconds=5,
+    recover_seconds=30,
+)
+ROW = WantedRow()
+TOKENS = (5, 6, 7)
+CHAIN = 3  # hops; those after them are spare
+
+
+def record(peer: str, first: int, last: int) -> SpanRecord:
+    return SpanRecord(
+        peer_id=peer,
+        artifact_id=TERMS.artifact_id,
+        n_layers=30,
+        first=first,
+        last=last,
+        state=NodeState.ONLINE,
+        protocol_version=1,
+        numerics_id="n",
+        slots=(SlotClass(tokens=4096, total=4, free=4),),
+        chunk_tokens=64,
+    )
+
+
+@dataclass
+class Scene:
+    """Three hops of ten layers; ``spare`` names who else serves which layers."""
+
+    network: ScriptedNetwork
+    session: LastingSession
+    avoided: Avoided
+    records: list[SpanRecord]
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def hops(self) -> list[ScriptedHop]:
+        return self.network.hops
+
+    async def prefilled(self) -> None:
+        await self.session.step(StepRequest(0, TOKENS, pb.PREFILL, ROW))
+        await self.session.step(StepRequest(3, (8,), pb.DECODE, ROW))
+
+    async def lose(self, hop: int, error: pb.Error | None = None) -> None:
+        control = self.hops[hop].control
+        assert control is not None
+        if error is not None:
+            await control.send(error)
+        await control.close()
+
+    def peers(self) -> list[str]:
+        return [place.peer_id for place in self.session.places]
+
+
+@asynccontextmanager
+async def scene(*spare: tuple[int, int], timeouts: Timeouts = QUICK) -> AsyncIterator[Scene]:
+    network = ScriptedNetwork([ScriptedHop() for _ in range(CHAIN + len(spare))])
+    for index, layers in enumerate(spare, CHAIN):
+        network.places[index] = HopPlace(index, PeerId(f"peer{index}"), layers)
+    records = [record(place.peer_id, *place.layers) for place in network.places]
+    said: list[str] = []
+
+    async def look() -> Sequence[SpanRecord]:
+        return records
+
+    request = RouteRequest(legal_cuts=(0, 10, 20, 30), artifact_id=TERMS.artifact_id, context_tokens=1)
+    avoided = Avoided()
+    swarm = Swarm(network, lambda: records, look, request)
+    recovery = Recovery(swarm, ClientConfig(timeouts=timeouts), avoided, said.append)
+    try:
+        chain = await ChainSession.open(network, network.places[:CHAIN], TERMS, timeouts)
+        async with LastingSession(chain, recovery, avoided) as session:
+            yield Scene(network, session, avoided, records, said)
+        await network.idle()
+        assert [hop.sessions for hop in network.hops] == [0] * len(network.hops)
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "chain session"]
+    finally:
+        await network.close()
+
+
+async def test_hops_are_told_the_exit_first_what_to_feed() -> None:
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        await at.lose(1)
+        answer = await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        assert answer.row is not None and answer.row.top_ids[0] == row_of(9, 4).argmax()
+        assert at.peers() == ["peer0", "peer3", "peer2"]
+        (exit_route,), (entry_route,), (opening,) = at.hops[2].rerouted, at.hops[0].rerouted, at.hops[3].opened
+        assert (exit_route.predecessor.peer_id, exit_route.keep_tokens, exit_route.push_journal) == ("peer3", 4, False)
+        assert (opening.epoch, opening.successor_position, opening.hop_index) == (2, 4, 1)
+        assert (entry_route.successor.peer_id, entry_route.successor_position) == ("peer3", 0)
+        assert entry_route.push_journal and entry_route.epoch == 2
+        assert not any(step.replay for step in at.hops[0].steps), "the entry has it all"
+        (recovery,) = at.session.recoveries
+        assert recovery.position == 4 and recovery.lost == (("peer1", (10, 20)),)
+        assert recovery.came == (("peer3", (10, 20)),)
+
+
+async def test_a_new_entry_gets_the_tokens_in_the_shapes_of_before() -> None:
+    async with scene((0, 10)) as at:
+        await at.prefilled()
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        await at.lose(0)
+        await at.session.step(StepRequest(5, (10,), pb.DECODE, ROW))
+        steps = [step for step in at.hops[3].steps if step.epoch == 2]
+        assert [(step.start, list(step.tokens), step.kind, step.replay) for step in steps] == [
+            (0, [5, 6, 7], pb.PREFILL, True),
+            (3, [8, 9], pb.DECODE, True),
+            (5, [10], pb.DECODE, False),
+        ]
+        assert steps[0].step > 1 << 40, "a journal's pushes come before"
+
+
+async def test_what_was_sent_and_not_answered_is_sent_again() -> None:
+    async with scene((20, 30)) as at:
+        await at.prefilled()
+        at.hops[0].answers_steps = False
+        number = await at.session.send(StepRequest(4, (9,), pb.DECODE, ROW))
+        await until(lambda: len(at.hops[0].steps) == 3)
+        at.hops[0].answers_steps = True
+        await at.lose(2)
+        answer = await at.session.answer(number)
+        assert answer.row is not None and answer.row.top_ids[0] == row_of(9, 4).argmax()
+
+
+async def test_a_row_that_its_exit_took_along_is_computed_again() -> None:
+    async with scene((20, 30)) as at:
+        await at.prefilled()
+        await at.lose(2)
+        assert np.array_equal(await at.session.fetch_row(3), row_of(8, 3))
+        assert at.peers()[2] == "peer3"
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+
+
+async def test_several_take_the_place_of_one() -> None:
+    async with scene((0, 20), (10, 30)) as at:
+        at.records[:] = [one for one in at.records if one.peer_id not in ("peer0", "peer1", "peer2")]
+        await at.prefilled()
+        await at.lose(1)
+        await at.lose(2)
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        layers = [place.layers for place in at.session.places]
+        assert layers[0][0] == 0 and layers[-1][1] == 30
+        assert set(at.peers()) <= {"peer0", "peer3", "peer4"}
+
+
+async def test_a_link_that_fails_twice_is_left_out_and_its_peers_are_not_blamed() -> None:
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        at.hops[0].answers_steps = False
+        stepping = asyncio.create_task(at.session.step(StepRequest(4, (9,), pb.DECODE, ROW)))
+        await until(lambda: len(at.hops[0].steps) == 3)
+        failed = pb.LinkFailed(session_id=at.session.session_id, epoch=1, successor="peer1", cause="reset")
+        await at.hops[0].say(failed)
+        await until(lambda: len(at.hops[0].steps) == 4)
+        assert at.peers() == ["peer0", "peer1", "peer2"], "the first time it is tried again"
+        at.hops[0].answers_steps = True
+        failed.epoch = 2
+        await at.hops[0].say(failed)
+        await stepping
+        assert at.peers() == ["peer0", "peer3", "peer2"]
+        assert not at.avoided.now()
+
+
+async def test_it_says_what_it_waits_for_and_goes_on_when_somebody_comes() -> None:
+    async with scene((10, 20)) as at:
+        spare = at.records.pop()
+        at.network.unreachable.add("peer1")
+        await at.prefilled()
+        await at.lose(1)
+        stepping = asyncio.create_task(at.session.step(StepRequest(4, (9,), pb.DECODE, ROW)))
+        await until(lambda: at.said)
+        assert "waiting up to 30 s more to go on" in at.said[0] and "layers 10:20" in at.said[0]
+        at.records.append(spare)
+        await stepping
+        assert at.peers()[1] == "peer3"
+
+
+async def test_when_nobody_comes_the_error_tells_the_whole_story() -> None:
+    async with scene(timeouts=Timeouts(recover_seconds=0.5)) as at:
+        at.network.unreachable.add("peer1")
+        await at.prefilled()
+        await at.lose(1)
+        with pytest.raises(SessionLost) as lost:
+            await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        text = str(lost.value)
+        assert "lost at position 4" in text and "peer1 (layers 10:20) closed the connection" in text
+        assert "can't be reached (connection refused)" in text and text.endswith("--initial-peers ADDRESS")
+        with pytest.raises(SessionLost):
+            await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+
+
+async def test_two_engines_are_enough() -> None:
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        died = pb.Error(code=pb.ENGINE_LOST, message="signal 9")
+        at.hops[0].answers_steps = False
+        stepping = asyncio.create_task(at.session.step(StepRequest(4, (9,), pb.DECODE, ROW)))
+        await until(lambda: len(at.hops[0].steps) == 3)
+        await at.lose(1, died)
+        await until(lambda: at.hops[3].sessions and at.session.places[1].peer_id == "peer3")
+        await at.lose(3, died)
+        with pytest.raises(SessionPoisoned, match=r"from position 4 on ended 2 engines .*; start a new session"):
+            await stepping
+
+
+async def test_what_no_other_peer_can_mend_is_raised() -> None:
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        full = pb.Error(code=pb.CONTEXT_FULL, message="no more", step=3)
+        at.hops[0].answers_steps = False
+        stepping = asyncio.create_task(at.session.step(StepRequest(4, (9,), pb.DECODE, ROW)))
+        await until(lambda: len(at.hops[0].steps) == 3)
+        await at.hops[1].say(full)
+        with pytest.raises(ContextExceeded):
+            await stepping
+
+
+async def test_closing_ends_a_recovery_that_waits() -> None:
+    async with scene() as at:
+        at.network.unreachable.add("peer1")
+        await at.prefilled()
+        await at.lose(1)
+        stepping = asyncio.create_task(at.session.step(StepRequest(4, (9,), pb.DECODE, ROW)))
+        await until(lambda: at.said)
+        await at.session.close()
+        with pytest.raises(SwarmError, match="session is closed"):
+            await stepping
+
+
+async def test_cancelling_ends_a_recovery_that_waits() -> None:
+    async with scene() as at:
+        at.network.unreachable.add("peer1")
+        await at.prefilled()
+        await at.lose(1)
+        stepping = asyncio.create_task(at.session.step(StepRequest(4, (9,), pb.DECODE, ROW)))
+        await until(lambda: at.said)
+        stepping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stepping
+
+
+async def test_a_gap_is_the_callers_mistake() -> None:
+    async with scene() as at:
+        await at.prefilled()
+        with pytest.raises(UsageError, match="starts at 5, after 4 tokens"):
+            await at.session.send(StepRequest(5, (9,), pb.DECODE, ROW))
+        await at.session.step(StepRequest(2, (9,), pb.DECODE, ROW))
