@@ -21,7 +21,7 @@ from bench.hop_overhead import unsplit_step
 from shim.engine import Engine
 from shim.types import ContextSpec, EngineConfig
 from swarm.artifact import Manifest
-from swarm.client import ChainSession, StepRequest, SwarmClient, WantedRow
+from swarm.client import LastingSession, StepRequest, SwarmClient, WantedRow
 from swarm.local_swarm import even_spans, local_swarm
 from swarm.protocol import pb
 
@@ -105,7 +105,7 @@ def _in_process(engine: Engine) -> Step:
     return step
 
 
-def _over(session: ChainSession) -> Step:
+def _over(session: LastingSession) -> Step:
     async def step(tokens: Sequence[int], start: int, prefill: bool) -> None:
         await session.step(StepRequest(start, tuple(tokens), pb.PREFILL if prefill else pb.DECODE, WantedRow()))
 
@@ -118,7 +118,7 @@ def _start(stack: AsyncExitStack, path: Path, manifest: Manifest, hops: int, pla
     return stack.enter_context(local_swarm(path, even_spans(manifest, hops), folder, arguments)).address
 
 
-async def _open(stack: AsyncExitStack, address: str, hops: int, plan: HopPlan) -> ChainSession:
+async def _open(stack: AsyncExitStack, address: str, hops: int, plan: HopPlan) -> LastingSession:
     client = await stack.enter_async_context(SwarmClient.connect([address]))
     session = await stack.enter_async_context(await client.open_session(plan.slot_tokens))
     assert len(session.places) == hops
