@@ -41,6 +41,7 @@ SLOT_TOKENS = 4096
 CHUNK_TOKENS = 16
 DECODED = 3
 _LOADED = r"loaded layers \d+:\d+"
+LOAD_SECONDS = 900.0  # a node is given up after that: disks and neighbours may be slow
 _SETTLED_SECONDS = 1.0
 
 
@@ -131,9 +132,9 @@ class Twin:
             node = NodeProcess(arguments, Path(folder, "log"))
             try:
                 node.wait_for(ADDRESS)
-                node.wait_for(_LOADED)
+                node.wait_for(_LOADED, LOAD_SECONDS)
                 seconds = time.perf_counter() - began
-                node.wait_for(READY)
+                node.wait_for(READY, LOAD_SECONDS)
                 ready = time.perf_counter() - began
                 cache = self._settled()
                 root = psutil.Process(node.process.pid)
