@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import signal
 import sys
 import tempfile
 import time
@@ -279,6 +280,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SwarmError as error:
         print(f"glm_twin_load: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("glm_twin_load: interrupted, nothing is left behind", file=sys.stderr)
+        return 130
     if options.record:
         print(f"recorded in {result.write()}", file=sys.stderr)
     return 0
@@ -297,4 +301,5 @@ def measure(twin: Twin, spans: Sequence[Span], command: str) -> Record:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nodes end and files go, as after Ctrl-C
     sys.exit(main())
