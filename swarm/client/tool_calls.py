@@ -9,6 +9,8 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swarm.errors import UsageError
+
 CALL = "<tool_call>"
 END_CALL = "</tool_call>"
 KEY = "<arg_key>"
@@ -19,7 +21,7 @@ END_VALUE = "</arg_value>"
 MAX_NAME_CHARACTERS = 256
 MAX_WORD_CHARACTERS = 2 * MAX_NAME_CHARACTERS  # with the white space around it
 _SPACE = re.compile(r"\s*")
-_WORD = re.compile(r"[^<]{0,%d}" % (MAX_WORD_CHARACTERS + 1))
+_WORD = re.compile(rf"[^<]{{0,{MAX_WORD_CHARACTERS + 1}}}")
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,8 @@ class Reading:
 def _schemas(tools: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Names of the tools with the schemas of their parameters; what is no schema counts as none."""
     for tool in tools:
+        if not isinstance(tool, Mapping):
+            raise UsageError(f"a tool is a {type(tool).__name__}; give objects, as OpenAI's interface takes them")
         function = tool.get("function", tool)
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
         properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
