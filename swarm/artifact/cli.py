@@ -13,10 +13,11 @@ from typing import NoReturn
 from swarm import __version__
 from swarm.artifact.catalog import GLM52, NAMES, PINNED, LocalModel, find_model, open_model
 from swarm.artifact.local_copy import LocalCopy, check_copy
-from swarm.artifact.manifest import Manifest
+from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest
 from swarm.artifact.progress import hashing, reading
+from swarm.artifact.small_file import read_small, replace_file
 from swarm.artifact.verify import bytes_to_read, find_target, verify
-from swarm.errors import SwarmError, UsageError
+from swarm.errors import ArtifactError, SwarmError, UsageError
 
 PROG = "swarm-artifact"
 INTERRUPTED = 130
@@ -129,10 +130,23 @@ def _open(model: LocalModel) -> LocalCopy:
 
 
 def _write(path: Path, data: bytes) -> None:
+    """Replaces nothing but an earlier manifest: the model itself is easily named by mistake."""
     try:
-        path.write_bytes(data)
+        if os.path.lexists(path) and not _is_manifest(path):
+            raise UsageError(f"--manifest-out {path}: is there and no manifest; choose another place")
+        replace_file(path, data)
     except OSError as error:
         raise UsageError(f"--manifest-out {path}: can't be written ({error.strerror}); choose another place") from error
+
+
+def _is_manifest(path: Path) -> bool:
+    try:
+        data = read_small(path, MAX_DOCUMENT_BYTES)
+        if data:  # an empty file loses nothing
+            Manifest.from_json(data)
+    except (OSError, ArtifactError):
+        return False
+    return True
 
 
 def _verify(given: argparse.Namespace) -> int:

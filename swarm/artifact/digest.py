@@ -5,12 +5,10 @@ The kept digest holds while size, modification time and inode stay: hashing 200 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from io import FileIO
@@ -19,6 +17,7 @@ from typing import TypeAlias
 
 import platformdirs
 
+from swarm.artifact.small_file import read_small, replace_file
 from swarm.errors import NotAModel
 
 Progress: TypeAlias = Callable[[int, int], None]  # bytes done, bytes in all
@@ -135,10 +134,8 @@ def _places(path: Path) -> tuple[Path, Path]:
 
 def _read(place: Path) -> _Kept | None:
     try:
-        if place.stat().st_size > _MAX_CACHE_BYTES:
-            return None
-        kept = _Kept(**json.loads(place.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        kept = _Kept(**json.loads(read_small(place, _MAX_CACHE_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None  # absent or damaged: the digest is computed again
     is_digest = isinstance(kept.sha256, str) and len(kept.sha256) == 64 and set(kept.sha256) <= set("0123456789abcdef")
     return kept if is_digest else None
@@ -148,20 +145,7 @@ def _keep(path: Path, kept: _Kept) -> None:
     for place in _places(path):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            _write(place, json.dumps(asdict(kept)))
+            replace_file(place, json.dumps(asdict(kept)).encode())
         except OSError:
             continue  # a folder that can't be written: the next place
         return
-
-
-def _write(place: Path, text: str) -> None:
-    """Replaces the file at once, so that another process never reads half of it."""
-    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-        Path(name).replace(place)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

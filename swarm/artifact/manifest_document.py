@@ -11,10 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from swarm.artifact import ggml_types
 from swarm.artifact.facts import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, ModelFacts
 from swarm.artifact.gguf_file import MAX_DIMS, MAX_ELEMENTS, MAX_FILES, MAX_HEADER_BYTES, MAX_TENSORS
-from swarm.artifact.manifest import FORMAT, FileEntry, Manifest, TensorEntry
+from swarm.artifact.manifest import FORMAT, MAX_DOCUMENT_BYTES, FileEntry, Manifest, TensorEntry
 from swarm.errors import ArtifactError, ArtifactMismatch
-
-MAX_DOCUMENT_BYTES = 8 << 20  # GLM-5.2's has about 150 KB
 
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 _Width = Annotated[int, Field(ge=0, le=MAX_WIDTH)]

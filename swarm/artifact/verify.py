@@ -11,9 +11,10 @@ from swarm.artifact.digest import compute_digest, known_digest
 from swarm.artifact.gguf_file import read_header
 from swarm.artifact.gguf_set import set_names
 from swarm.artifact.local_copy import LocalCopy, check_digest
-from swarm.artifact.manifest import Manifest
+from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, MAX_NAME, Manifest
 from swarm.artifact.pinned_model import PinnedModel
 from swarm.artifact.progress import Reading
+from swarm.artifact.small_file import read_small
 from swarm.errors import ArtifactError, ArtifactMismatch, UsageError
 
 _BY_HAND = "name the model with --model NAME, or its manifest with --manifest FILE"
@@ -76,7 +77,7 @@ def bytes_to_read(copy: LocalCopy, *, again: bool = False) -> int:
 def read_manifest(path: Path) -> Manifest:
     """A manifest that ``inspect --manifest-out`` wrote."""
     try:
-        return Manifest.from_json(path.read_bytes())
+        return Manifest.from_json(read_small(path, MAX_DOCUMENT_BYTES), name=path.stem[:MAX_NAME])
     except OSError as error:
         raise UsageError(f"--manifest {path}: can't be read ({error.strerror}); {_WRITE_ONE}") from error
     except ArtifactError as error:

@@ -22,7 +22,7 @@ from swarm.artifact.catalog import GLM52
 from swarm.artifact.cli import main
 from swarm.artifact.digest import SUFFIX
 from swarm.artifact.local_copy import check_copy
-from swarm.artifact.manifest import Manifest, load_manifest
+from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest, load_manifest
 from swarm.artifact.progress import duration
 from swarm.artifact.verify import verify
 from tests.artifact import files, glm52
@@ -130,6 +130,19 @@ def test_the_written_manifest_is_the_artifact(run: Run, folder: Path, tmp_path: 
     assert "can't be written (No such file or directory); choose another place" in err
 
 
+def test_the_manifest_replaces_nothing_but_a_manifest(run: Run, tmp_path: Path) -> None:
+    path = files.write_llama(tmp_path / "mine.gguf")
+    before = path.read_bytes()
+    code, _, err = run("inspect", path, "--manifest-out", path)
+    assert (code, path.read_bytes()) == (2, before)
+    assert f"--manifest-out {path}: is there and no manifest; choose another place" in err
+    out = tmp_path / "out.json"
+    out.touch()
+    for _ in range(2):
+        assert run("inspect", path, "--manifest-out", out)[0] == 0
+    assert not list(tmp_path.glob(".new.*"))
+
+
 # --- verify
 
 
@@ -138,12 +151,12 @@ def test_a_right_copy(run: Run, folder: Path, tmp_path: Path) -> None:
     for _ in range(2):
         code, out, err = run("verify", folder, "--manifest", tmp_path / "model.json")
         assert (code, err) == (0, "")
-    name = load_manifest(folder / THIRD).artifact_id[:12]
+    name, artifact_id = "model", load_manifest(folder / THIRD).artifact_id[:12]
     assert out.splitlines() == [
         f"{name} in {folder}: sizes and headers of 5 files are right",
         "not part of it, and not looked at: other.gguf",
         *(f"{number}/5 model-{number:05d}-of-00005.gguf: right (read by an earlier run)" for number in range(1, 6)),
-        f"every byte of 5 files is that of {name}, artifact {name}",
+        f"every byte of 5 files is that of {name}, artifact {artifact_id}",
     ]
     code, out, _ = run("verify", "--again", folder / THIRD, "--manifest", tmp_path / "model.json")
     assert code == 0
@@ -198,8 +211,7 @@ def test_the_first_mismatch_is_named(
     assert code == 3
     assert err.count("\n") == 1
     assert err.startswith(f"swarm-artifact: {folder / THIRD}: ")
-    artifact_id = sha256((tmp_path / "model.json").read_bytes()).hexdigest()
-    assert text.format(id=artifact_id[:12]) in err
+    assert text.format(id="model") in err
     if spoil is flip:
         assert [line for line in out.splitlines() if line.startswith(("2/5", "3/5"))] == [
             "2/5 model-00002-of-00005.gguf: right"
@@ -331,6 +343,20 @@ def test_what_to_compare_with_must_be_clear(run: Run, folder: Path, tmp_path: Pa
         assert code == 2
     shutil.copy(folder / THIRD, folder / "copy-00003-of-00005.gguf")
     assert "more than one model of 5 files in it; name the file" in run("verify", folder, "--manifest", manifest)[2]
+
+
+def test_a_manifest_without_an_end(run: Run, folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", MAX_DOCUMENT_BYTES + 1)
+    for path, text in (
+        (tmp_path / "fifo", "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path / "large", "File too large"),
+    ):
+        code, _, err = run("verify", folder, "--manifest", path)
+        assert code == 2
+        assert f"--manifest {path}: can't be read ({text}); write one with" in err
 
 
 def test_a_set_of_another_number_of_files(run: Run, folder: Path, tmp_path: Path) -> None:
