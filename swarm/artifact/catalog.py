@@ -13,6 +13,7 @@ from swarm.artifact.digest import Progress
 from swarm.artifact.gguf_file import GgufFile
 from swarm.artifact.gguf_set import open_gguf
 from swarm.artifact.local_copy import LocalCopy, check_copy, is_copy
+from swarm.artifact.local_path import exists, user_path
 from swarm.artifact.manifest import manifest_of
 from swarm.artifact.pinned_model import HubFolder, PinnedModel
 from swarm.errors import NotAModel, UsageError
@@ -64,8 +65,8 @@ def find_model(text: str, folder: Path | None = None, environment: Mapping[str, 
         )
     if name in _FILES:
         return LocalModel(_FILES[name](), name)
-    path = Path(text).expanduser()
-    if path.name == text and not path.suffix and not path.exists():
+    path = user_path(text)
+    if path.name == text and not path.suffix and not exists(path):
         raise UsageError(f"no model of the name {text}, and no such file; choose a path or one of: {', '.join(NAMES)}")
     return LocalModel(path)
 

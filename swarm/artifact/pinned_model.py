@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from swarm.artifact.gguf_set import shard_name
+from swarm.artifact.local_path import exists, is_folder, user_path
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import format_bytes
 from swarm.errors import ArtifactMismatch, NotAModel
@@ -59,11 +60,11 @@ class PinnedModel:
     def configured_folder(self, environment: Mapping[str, str] = os.environ) -> Path | None:
         """What the environment names."""
         folder = environment.get(self.variable)
-        return Path(folder).expanduser() if folder else None
+        return user_path(folder) if folder else None
 
     def any_in(self, folder: Path) -> bool:
         """Whether one of the files lies in ``folder``, or in the hub's folder within it."""
-        return any((place / name).exists() for place in self._places(folder) for name in self.file_names)
+        return any(exists(place / name) for place in self._places(folder) for name in self.file_names)
 
     def locate(self, folder: Path | None) -> Path:
         """The first file in ``folder``, or in the hub's folder within it. Raises ``NotAModel`` with the command that
@@ -73,13 +74,13 @@ class PinnedModel:
                 f"{self.name}: no folder with its files was named; name one with --model-dir DIR or {self.variable}, "
                 f"or download them first ({self._described}): {self.hub.download_command('DIR')}"
             )
-        if not folder.is_dir():
+        if not is_folder(folder):
             raise NotAModel(
                 f"{folder}: no such folder; name the one with the files of {self.name}, or download them into it "
                 f"({self._described}): {self.hub.download_command(str(folder))}"
             )
-        found = max(self._places(folder), key=lambda place: sum((place / name).exists() for name in self.file_names))
-        missing = [name for name in self.file_names if not (found / name).exists()]
+        found = max(self._places(folder), key=lambda place: sum(exists(place / name) for name in self.file_names))
+        missing = [name for name in self.file_names if not exists(found / name)]
         if missing:
             raise NotAModel(
                 f"{folder}: {len(missing)} of the {self.n_files} files of {self.name} are missing, the first is "

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.artifact.catalog import NAMES, PINNED, pinned_of
-from swarm.artifact.digest import compute_digest, known_digest
+from swarm.artifact.digest import compute_digest, file_size, known_digest
 from swarm.artifact.gguf_file import read_header
 from swarm.artifact.gguf_set import set_names
 from swarm.artifact.local_copy import LocalCopy, check_digest
+from swarm.artifact.local_path import is_folder, user_path
 from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, MAX_NAME, Manifest
 from swarm.artifact.pinned_model import PinnedModel
 from swarm.artifact.progress import Reading
@@ -54,8 +55,8 @@ def find_target(what: str, model: str | None = None, manifest: Path | None = Non
         return Target(pinned.manifest, pinned.locate(pinned.configured_folder()).parent)
     named = None if model is None else _pinned(model)
     given = None if manifest is None else read_manifest(manifest)
-    path = Path(what).expanduser()
-    return _in_folder(path, named, given) if path.is_dir() else _of_file(path, named, given)
+    path = user_path(what)
+    return _in_folder(path, named, given) if is_folder(path) else _of_file(path, named, given)
 
 
 def verify(copy: LocalCopy, reading: Reading, *, again: bool = False) -> Iterator[FileResult]:
@@ -71,7 +72,7 @@ def verify(copy: LocalCopy, reading: Reading, *, again: bool = False) -> Iterato
 
 def bytes_to_read(copy: LocalCopy, *, again: bool = False) -> int:
     paths = copy.paths if again else tuple(path for path in copy.paths if known_digest(path) is None)
-    return sum(path.stat().st_size for path in paths)
+    return sum(file_size(path) for path in paths)
 
 
 def read_manifest(path: Path) -> Manifest:

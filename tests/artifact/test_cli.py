@@ -24,7 +24,8 @@ from swarm.artifact.digest import SUFFIX
 from swarm.artifact.local_copy import check_copy
 from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest, load_manifest
 from swarm.artifact.progress import duration
-from swarm.artifact.verify import verify
+from swarm.artifact.verify import bytes_to_read, read_manifest, verify
+from swarm.errors import NotAModel
 from tests.artifact import files, glm52
 
 COMMAND = (sys.executable, "-m", "swarm.artifact.cli")
@@ -156,11 +157,13 @@ def test_a_right_copy(run: Run, folder: Path, tmp_path: Path) -> None:
         f"{name} in {folder}: sizes and headers of 5 files are right",
         "not part of it, and not looked at: other.gguf",
         *(f"{number}/5 model-{number:05d}-of-00005.gguf: right (read by an earlier run)" for number in range(1, 6)),
-        f"every byte of 5 files is that of {name}, artifact {artifact_id}",
+        f"5 files as of {name}, artifact {artifact_id}: 0 read whole now, 5 by an earlier run and unchanged since by "
+        "size and times; read all once more with --again",
     ]
     code, out, _ = run("verify", "--again", folder / THIRD, "--manifest", tmp_path / "model.json")
     assert code == 0
     assert "earlier" not in out
+    assert out.endswith(f"every byte of 5 files is that of {name}, artifact {artifact_id}\n")
 
 
 def test_quick_reads_no_weights(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -168,6 +171,10 @@ def test_quick_reads_no_weights(run: Run, folder: Path, tmp_path: Path) -> None:
     assert code == 0
     assert "sizes and headers of 5 files are right" in out
     assert not list(folder.glob(f"*{SUFFIX}"))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.gguf"))
 
 
 def flip(path: Path) -> None:
@@ -220,7 +227,7 @@ def test_the_first_mismatch_is_named(
 
 
 def test_a_rotten_disk_is_found_again(run: Run, folder: Path, tmp_path: Path) -> None:
-    """A byte that changed without a trace in the file's times."""
+    """A byte that changed without a trace in the file's times. What sets one of them back leaves a trace."""
     given = (folder, "--manifest", tmp_path / "model.json")
     assert run("verify", *given)[0] == 0
     path = folder / THIRD
@@ -229,6 +236,9 @@ def test_a_rotten_disk_is_found_again(run: Run, folder: Path, tmp_path: Path) ->
         stream.seek(-5, os.SEEK_END)
         stream.write(b"\x10")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert check_copy(read_manifest(tmp_path / "model.json").with_file_names(names(folder)), folder).unread == (path,)
+    note = path.with_name(f"{THIRD}{SUFFIX}")
+    note.write_text(json.dumps({**json.loads(note.read_text()), "ctime_ns": path.stat().st_ctime_ns}))
     assert run("verify", *given)[0] == 0
     code, _, err = run("verify", "--again", *given)
     assert code == 3
@@ -259,6 +269,60 @@ def test_a_later_run_goes_on_at_the_next_file(folder: Path, tmp_path: Path) -> N
     again = Read()
     assert [result.known for result in verify(copy, again)] == [True, True, True, False, False]
     assert read.n_bytes + again.n_bytes == manifest.size_bytes
+
+
+def test_a_file_that_vanishes_while_others_are_read(folder: Path, tmp_path: Path) -> None:
+    class Deaf:
+        def file(self, label: str) -> None: ...
+
+        def bytes(self, n_bytes: int) -> None: ...
+
+    copy = check_copy(read_manifest(tmp_path / "model.json").with_file_names(names(folder)), folder)
+    results = verify(copy, Deaf())
+    next(results)
+    copy.paths[2].unlink()
+    with pytest.raises(NotAModel, match=f"{THIRD}: can't be read"):
+        list(results)
+    with pytest.raises(NotAModel, match=f"{THIRD}: can't be read"):
+        bytes_to_read(copy, again=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [("a" * 300, 2, "no such file; choose"), ("a" * 300 + ".gguf", 3, "name too long"), ("~nosuchuser/x", 2, "user")],
+)
+def test_paths_that_can_not_be(run: Run, tmp_path: Path, name: str, code: int, text: str) -> None:
+    path = files.write_llama(tmp_path / "mine.gguf")
+    assert run("inspect", path, "--manifest-out", tmp_path / "mine.json")[0] == 0
+    got, _, err = run("inspect", name)
+    assert got == code
+    assert text in err
+    got, _, err = run("verify", name, "--manifest", tmp_path / "mine.json")
+    assert got in (2, 3)
+    assert err.count("\n") == 1
+
+
+def test_names_of_files_send_a_terminal_nothing(run: Run, tmp_path: Path) -> None:
+    path = files.write_llama(tmp_path / "mi\x1b[2J[red]ne.gguf")
+    (tmp_path / "\x1b]0;x\a.gguf").touch()
+    code, out, _ = run("inspect", path)
+    assert code == 0
+    assert "mi\ufffd[2J[red]ne.gguf" in out
+    assert run("inspect", path, "--manifest-out", tmp_path / "mine.json")[0] == 0
+    code, more, _ = run("verify", path, "--manifest", tmp_path / "mine.json")
+    assert code == 0
+    assert "\x1b" not in out + more
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_output_without_room() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [*COMMAND, "inspect", GLM52.name]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "swarm-artifact: can't write the output: No space left on device; make room there, or choose another place\n"
+    )
 
 
 @pytest.fixture(scope="module")

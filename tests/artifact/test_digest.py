@@ -14,7 +14,7 @@ from swarm.artifact.digest import SUFFIX, file_digests
 from swarm.errors import NotAModel
 
 CONTENT = b"weights" * 3_000_000
-NO_DIGEST = b'{"size":0,"mtime_ns":0,"inode":0,"sha256":7}'
+NO_DIGEST = b'{"size":0,"mtime_ns":0,"ctime_ns":0,"inode":0,"sha256":7}'
 
 
 @pytest.fixture
