@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from swarm import __version__
-from swarm.artifact.catalog import GLM52, NAMES, PINNED, LocalModel, find_model, open_model
+from swarm.artifact.catalog import GLM52, GLM_TINY, NAMES, PINNED, LocalModel, find_model, open_model
 from swarm.artifact.local_copy import LocalCopy, check_copy
 from swarm.artifact.local_path import printable
 from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest
@@ -34,6 +34,8 @@ examples:
   check downloaded files, first in seconds by their headers, then every byte:
     {PROG} verify --quick /models/GLM-5.2
     {PROG} verify /models/GLM-5.2
+  check the model that comes with this program:
+    {PROG} verify {GLM_TINY}
   write down what a model of your own is, and check a copy of it elsewhere:
     {PROG} inspect model.gguf --manifest-out model.json
     {PROG} verify /copy/model.gguf --manifest model.json
@@ -103,7 +105,9 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
         metavar="DIR|FILE|NAME",
         help=f"folder with the files, or one of them, or the name of a model ({GLM52.name}: in {GLM52.variable})",
     )
-    parser.add_argument("--model", metavar="NAME", help="which model it should be (default: by the files' names)")
+    parser.add_argument(
+        "--model", metavar="NAME", help=f"which of {', '.join(NAMES)} it should be (default: told by the files)"
+    )
     parser.add_argument("--manifest", type=Path, metavar="FILE", help="what it should be, from inspect --manifest-out")
     parser.add_argument("--quick", action="store_true", help="sizes and headers only, which takes seconds")
     parser.add_argument("--again", action="store_true", help="read every file, also those that were right before")

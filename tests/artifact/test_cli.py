@@ -18,7 +18,8 @@ from typing import Any
 import pexpect  # type: ignore[import-untyped]
 import pytest
 
-from swarm.artifact.catalog import GLM52
+from swarm.artifact import embedded
+from swarm.artifact.catalog import GLM52, KNOWN
 from swarm.artifact.cli import main
 from swarm.artifact.digest import SUFFIX
 from swarm.artifact.local_copy import check_copy
@@ -382,9 +383,40 @@ def test_a_name_is_looked_for_where_the_environment_says(
     run: Run, glm52_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(GLM52.variable, raising=False)
-    assert "no folder with its files was named" in run("verify", GLM52.name)[2]
+    err = run("verify", GLM52.name)[2]
+    assert "no folder with its files was named; check the one that has them with swarm-artifact verify DIR, or" in err
+    assert "--model-dir" not in err
     monkeypatch.setenv(GLM52.variable, str(glm52_folder))
     assert "its metadata are not those of glm-5.2-ud-iq1_s" in run("verify", GLM52.name)[2]
+
+
+def test_the_small_models_are_checked_by_name_and_under_any_name(run: Run, tmp_path: Path, smollm2_path: Path) -> None:
+    ours = KNOWN["glm-tiny"].fetch()
+    shutil.copy(ours, tmp_path / "glm-tiny.gguf")
+    shutil.copy(ours, tmp_path / "other.gguf")
+    for arguments in (
+        ("glm-tiny",),
+        (tmp_path,),
+        (tmp_path, "--model", "GLM-Tiny"),
+        (tmp_path / "glm-tiny.gguf",),
+        (tmp_path / "other.gguf",),
+        (tmp_path / "other.gguf", "--model", "glm-tiny"),
+    ):
+        code, out, err = run("verify", *arguments)
+        assert (code, err) == (0, "")
+        assert f"glm-tiny, artifact {KNOWN['glm-tiny'].artifact_id[:12]}" in out
+    assert run("verify", "--quick", smollm2_path)[0] == 0
+    flip(tmp_path / "glm-tiny.gguf")
+    code, _, err = run("verify", tmp_path)
+    assert code == 3
+    assert "glm-tiny.gguf: damaged: its SHA-256 is" in err
+    assert run("verify", tmp_path / "other.gguf", "--model", "smollm2-135m-instruct")[0] == 3
+
+
+def test_the_small_models_manifests_are_of_their_pinned_files() -> None:
+    assert KNOWN[embedded.NAME].manifest.files[0].sha256 == embedded.SHA256
+    shipped = KNOWN["glm-tiny"]
+    assert shipped.manifest.files[0].sha256 == sha256(shipped.fetch().read_bytes()).hexdigest()
 
 
 def test_what_to_compare_with_must_be_clear(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -394,7 +426,6 @@ def test_what_to_compare_with_must_be_clear(run: Run, folder: Path, tmp_path: Pa
     for arguments, text in (
         ((folder,), f"{folder}: none of its files has the name of a known model's; {by_hand}"),
         ((folder / THIRD,), f"{folder}/model-00001-of-00005.gguf: no model that is known by name; {by_hand}"),
-        (("glm-tiny",), "glm-tiny: no manifest is known by that name; choose one of: glm-5.2-ud-iq1_s"),
         ((folder, "--model", "glm"), "glm: no manifest is known by that name; choose one of: glm-5.2-ud-iq1_s"),
         ((folder, "--model", "x", "--manifest", manifest), "--model and --manifest exclude each other"),
         ((folder, "--quick", "--again"), "leave one of them out"),
