@@ -40,6 +40,7 @@ def _glm_tiny() -> Path:
     return path
 
 
+# the ids are the SHA-256 of pinned/NAME.json, which `swarm-artifact inspect NAME --manifest-out` writes
 KNOWN = {
     GLM_TINY: KnownFile(
         GLM_TINY,
