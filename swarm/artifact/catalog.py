@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from swarm.artifact import embedded
 from swarm.artifact.digest import Progress
 from swarm.artifact.gguf_file import GgufFile
 from swarm.artifact.gguf_set import open_gguf
+from swarm.artifact.known_file import KnownFile
 from swarm.artifact.local_copy import LocalCopy, check_copy, is_copy
+from swarm.artifact.local_path import exists, user_path
 from swarm.artifact.manifest import manifest_of
 from swarm.artifact.pinned_model import HubFolder, PinnedModel
 from swarm.errors import NotAModel, UsageError
@@ -38,8 +40,22 @@ def _glm_tiny() -> Path:
     return path
 
 
-_FILES: dict[str, Callable[[], Path]] = {GLM_TINY: _glm_tiny, embedded.NAME: embedded.fetch}
-NAMES = (*PINNED, *_FILES)
+# the ids are the SHA-256 of pinned/NAME.json, which `swarm-artifact inspect NAME --manifest-out` writes
+KNOWN = {
+    GLM_TINY: KnownFile(
+        GLM_TINY,
+        ArtifactId("8720dfc52b2b45160e68e2619c5268f552ae94aed3969552294ed1ba95b296b8"),
+        f"{GLM_TINY}.gguf",
+        _glm_tiny,
+    ),
+    embedded.NAME: KnownFile(
+        embedded.NAME,
+        ArtifactId("6f1fc30026d63fbbef72cd1e490e08878feb3a2124d2eb440b1b1057f5347839"),
+        embedded.model_path().name,
+        embedded.fetch,
+    ),
+}
+NAMES = (*PINNED, *KNOWN)
 
 
 @dataclass(frozen=True)
@@ -62,10 +78,10 @@ def find_model(text: str, folder: Path | None = None, environment: Mapping[str, 
         raise UsageError(
             f"--model-dir {folder}: {text} has no files to look for there; leave it out, it is for {', '.join(PINNED)}"
         )
-    if name in _FILES:
-        return LocalModel(_FILES[name](), name)
-    path = Path(text).expanduser()
-    if path.name == text and not path.suffix and not path.exists():
+    if name in KNOWN:
+        return LocalModel(KNOWN[name].fetch(), name)
+    path = user_path(text)
+    if path.name == text and not path.suffix and not exists(path):
         raise UsageError(f"no model of the name {text}, and no such file; choose a path or one of: {', '.join(NAMES)}")
     return LocalModel(path)
 

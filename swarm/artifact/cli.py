@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from swarm import __version__
-from swarm.artifact.catalog import GLM52, NAMES, PINNED, LocalModel, find_model, open_model
+from swarm.artifact.catalog import GLM52, GLM_TINY, NAMES, PINNED, LocalModel, find_model, open_model
 from swarm.artifact.local_copy import LocalCopy, check_copy
-from swarm.artifact.manifest import Manifest
+from swarm.artifact.local_path import printable
+from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest
 from swarm.artifact.progress import hashing, reading
+from swarm.artifact.small_file import read_small, replace_file
 from swarm.artifact.verify import bytes_to_read, find_target, verify
-from swarm.errors import SwarmError, UsageError
+from swarm.errors import ArtifactError, SwarmError, UsageError
 
 PROG = "swarm-artifact"
 INTERRUPTED = 130
@@ -32,6 +34,8 @@ examples:
   check downloaded files, first in seconds by their headers, then every byte:
     {PROG} verify --quick /models/GLM-5.2
     {PROG} verify /models/GLM-5.2
+  check the model that comes with this program:
+    {PROG} verify {GLM_TINY}
   write down what a model of your own is, and check a copy of it elsewhere:
     {PROG} inspect model.gguf --manifest-out model.json
     {PROG} verify /copy/model.gguf --manifest model.json
@@ -47,15 +51,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except SwarmError as error:
-        print(f"{PROG}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"{PROG}: {printable(' '.join(str(error).split()))}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         what_next = "files read so far are remembered, the same command goes on with the next one"
         print(f"{PROG}: interrupted; {what_next}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has enough; what is left to write goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has enough
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:  # models' own come as SwarmError
+        _drop_output()
+        what = f"{error.filename}: " if error.filename else "can't write the output: "
+        print(f"{PROG}: {printable(what)}{error.strerror}; make room there, or choose another place", file=sys.stderr)
+        return SwarmError.exit_code
+
+
+def _drop_output() -> None:
+    """What is left to write goes nowhere: writing it at the end would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,7 +105,9 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
         metavar="DIR|FILE|NAME",
         help=f"folder with the files, or one of them, or the name of a model ({GLM52.name}: in {GLM52.variable})",
     )
-    parser.add_argument("--model", metavar="NAME", help="which model it should be (default: by the files' names)")
+    parser.add_argument(
+        "--model", metavar="NAME", help=f"which of {', '.join(NAMES)} it should be (default: told by the files)"
+    )
     parser.add_argument("--manifest", type=Path, metavar="FILE", help="what it should be, from inspect --manifest-out")
     parser.add_argument("--quick", action="store_true", help="sizes and headers only, which takes seconds")
     parser.add_argument("--again", action="store_true", help="read every file, also those that were right before")
@@ -119,20 +135,33 @@ def _manifest(text: str) -> Manifest:
         return pinned.manifest
     copy = _open(find_model(text))
     for remark in copy.remarks:
-        print(remark, file=sys.stderr)
+        print(printable(remark), file=sys.stderr)
     return copy.manifest
 
 
 def _open(model: LocalModel) -> LocalCopy:
-    with hashing(model.path.name) as progress:
+    with hashing(printable(model.path.name)) as progress:
         return open_model(model, progress)
 
 
 def _write(path: Path, data: bytes) -> None:
+    """Replaces nothing but an earlier manifest: the model itself is easily named by mistake."""
     try:
-        path.write_bytes(data)
+        if os.path.lexists(path) and not _is_manifest(path):
+            raise UsageError(f"--manifest-out {path}: is there and no manifest; choose another place")
+        replace_file(path, data)
     except OSError as error:
         raise UsageError(f"--manifest-out {path}: can't be written ({error.strerror}); choose another place") from error
+
+
+def _is_manifest(path: Path) -> bool:
+    try:
+        data = read_small(path, MAX_DOCUMENT_BYTES)
+        if data:  # an empty file loses nothing
+            Manifest.from_json(data)
+    except (OSError, ArtifactError):
+        return False
+    return True
 
 
 def _verify(given: argparse.Namespace) -> int:
@@ -141,19 +170,34 @@ def _verify(given: argparse.Namespace) -> int:
     target = find_target(given.what, given.model, given.manifest)
     copy = check_copy(target.manifest, target.folder, kept=not given.again)
     name, n_files = copy.manifest.name, len(copy.paths)
-    print(f"{name} in {target.folder}: sizes and headers of {_files(n_files)} are right", flush=True)
+    _say(f"{name} in {target.folder}: sizes and headers of {_files(n_files)} are right")
     for line in copy.remarks:
-        print(line)
+        _say(line)
     if target.others:
-        print(f"not part of it, and not looked at: {', '.join(target.others)}", flush=True)
+        _say(f"not part of it, and not looked at: {', '.join(target.others)}")
     if given.quick:
         return 0
     with reading(bytes_to_read(copy, again=given.again)) as shown:
+        n_known = 0
         for result in verify(copy, shown, again=given.again):
+            n_known += result.known
             known = " (read by an earlier run)" if result.known else ""
-            print(f"{result.index + 1}/{n_files} {result.path.name}: right{known}", flush=True)
-    print(f"every byte of {_files(n_files)} is that of {name}, artifact {copy.manifest.artifact_id[:12]}")
+            _say(f"{result.index + 1}/{n_files} {result.path.name}: right{known}")
+    _say(_verdict(n_files, n_known, f"{name}, artifact {copy.manifest.artifact_id[:12]}"))
     return 0
+
+
+def _verdict(n_files: int, n_known: int, model: str) -> str:
+    if not n_known:
+        return f"every byte of {_files(n_files)} is that of {model}"
+    return (
+        f"{_files(n_files)} as of {model}: {n_files - n_known} read whole now, {n_known} by an earlier run and "
+        "unchanged since by size and times; read all once more with --again"
+    )
+
+
+def _say(line: str) -> None:
+    print(printable(line), flush=True)
 
 
 def _files(n_files: int) -> str:

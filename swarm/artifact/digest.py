@@ -1,16 +1,14 @@
 """SHA-256 of model files, computed once and kept beside the file.
 
-The kept digest holds while size, modification time and inode stay: hashing 200 GiB takes minutes, a look takes none.
+The kept digest holds while size, both times of change and inode stay: hashing 200 GiB takes minutes, a look takes none.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from io import FileIO
@@ -19,6 +17,7 @@ from typing import TypeAlias
 
 import platformdirs
 
+from swarm.artifact.small_file import read_small, replace_file
 from swarm.errors import NotAModel
 
 Progress: TypeAlias = Callable[[int, int], None]  # bytes done, bytes in all
@@ -35,6 +34,7 @@ class _Kept:
 
     size: int
     mtime_ns: int
+    ctime_ns: int  # changes with the content also where somebody sets the other time back
     inode: int
     sha256: str
 
@@ -42,7 +42,7 @@ class _Kept:
 def file_digests(paths: Sequence[Path], progress: Progress | None = None) -> tuple[str, ...]:
     """SHA-256 of each file in hex. ``progress`` is called only when something has to be read; what it raises passes."""
     known = [known_digest(path) for path in paths]
-    total = sum(path.stat().st_size for path, digest in zip(paths, known, strict=True) if digest is None)
+    total = sum(file_size(path) for path, digest in zip(paths, known, strict=True) if digest is None)
     done = 0
 
     def read(n_bytes: int) -> None:
@@ -113,16 +113,28 @@ def _unreadable(path: Path, error: OSError) -> NotAModel:
     return NotAModel(f"{path}: can't be read ({error.strerror}); check the disk and the file's permissions")
 
 
-def _state(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_size, status.st_mtime_ns, status.st_ino
+def _state(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def file_size(path: Path) -> int:
+    """Raises ``NotAModel`` for a file that is gone."""
+    return _status(path).st_size
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def known_digest(path: Path) -> str | None:
     """The kept SHA-256 of a file that has not changed since."""
-    state = _state(path.stat())
+    state = _state(_status(path))
     for place in _places(path):
         kept = _read(place)
-        if kept is not None and (kept.size, kept.mtime_ns, kept.inode) == state:
+        if kept is not None and (kept.size, kept.mtime_ns, kept.ctime_ns, kept.inode) == state:
             return kept.sha256
     return None
 
@@ -135,10 +147,8 @@ def _places(path: Path) -> tuple[Path, Path]:
 
 def _read(place: Path) -> _Kept | None:
     try:
-        if place.stat().st_size > _MAX_CACHE_BYTES:
-            return None
-        kept = _Kept(**json.loads(place.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        kept = _Kept(**json.loads(read_small(place, _MAX_CACHE_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None  # absent or damaged: the digest is computed again
     is_digest = isinstance(kept.sha256, str) and len(kept.sha256) == 64 and set(kept.sha256) <= set("0123456789abcdef")
     return kept if is_digest else None
@@ -148,20 +158,7 @@ def _keep(path: Path, kept: _Kept) -> None:
     for place in _places(path):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            _write(place, json.dumps(asdict(kept)))
+            replace_file(place, json.dumps(asdict(kept)).encode())
         except OSError:
             continue  # a folder that can't be written: the next place
         return
-
-
-def _write(place: Path, text: str) -> None:
-    """Replaces the file at once, so that another process never reads half of it."""
-    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-        Path(name).replace(place)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

@@ -21,6 +21,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # the same layout
 MAX_HEADER_BYTES = 256 << 20  # GLM-5.2's is 9.4 MB
 MAX_TENSORS = 1 << 16
+MAX_PAIRS = 1 << 12  # models have fewer than 200
 MAX_FILES = 1 << 10
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME holds a closing zero
 MAX_DIMS = 4
@@ -51,7 +52,7 @@ class TensorInfo:
     dims: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class KvSlice:
     """Where one key-value pair lies in the header."""
 
@@ -180,6 +181,8 @@ class _Parser:
             raise _Damaged(f"GGUF version {version}, but this program reads {VERSIONS[0]} and {VERSIONS[1]}")
         if n_tensors > MAX_TENSORS:
             raise _Damaged(f"damaged: it claims {n_tensors} tensors")
+        if n_pairs > MAX_PAIRS:
+            raise _Damaged(f"damaged: it claims {n_pairs} metadata keys, more than the {MAX_PAIRS} this program reads")
         return n_tensors, n_pairs
 
     def _pair(self) -> tuple[str, Value]:

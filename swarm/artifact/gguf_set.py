@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.artifact.gguf_file import AGAIN, MAX_FILES, GgufFile, read_file
+from swarm.artifact.local_path import exists
 from swarm.artifact.metadata import Metadata
 from swarm.errors import NotAModel
 
@@ -48,7 +49,7 @@ def _shard_paths(path: Path, count: int) -> list[Path]:
             "give the files their original names back"
         )
     shards = [path.with_name(name) for name in names]
-    missing = [shard for shard in shards if not shard.exists()]
+    missing = [shard for shard in shards if not exists(shard)]
     if missing:
         raise NotAModel(f"{missing[0]}: missing; the model has {count} files, download the others too")
     return shards

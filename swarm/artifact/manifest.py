@@ -24,6 +24,7 @@ from swarm.ids import ArtifactId
 
 FORMAT = 2
 MAX_NAME = 128
+MAX_DOCUMENT_BYTES = 8 << 20  # GLM-5.2's has about 150 KB
 
 _KV_TYPES = {0: "F32", 1: "F16", 8: "Q8_0"}
 _LAYER = re.compile(r"blk\.(\d+)\.", re.ASCII)

@@ -9,17 +9,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from swarm.artifact import ggml_types
-from swarm.artifact.facts import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, ModelFacts
+from swarm.artifact.facts import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, SUPPORTED, ModelFacts
 from swarm.artifact.gguf_file import MAX_DIMS, MAX_ELEMENTS, MAX_FILES, MAX_HEADER_BYTES, MAX_TENSORS
-from swarm.artifact.manifest import FORMAT, FileEntry, Manifest, TensorEntry
+from swarm.artifact.manifest import FORMAT, MAX_DOCUMENT_BYTES, FileEntry, Manifest, TensorEntry
 from swarm.errors import ArtifactError, ArtifactMismatch
-
-MAX_DOCUMENT_BYTES = 8 << 20  # GLM-5.2's has about 150 KB
 
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 _Width = Annotated[int, Field(ge=0, le=MAX_WIDTH)]
 _Offset = Annotated[int, Field(ge=0, le=1 << 60)]
-_Dims = Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_ELEMENTS)], ...], Field(max_length=MAX_DIMS)]
+_Dims = Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_ELEMENTS)], ...], Field(min_length=1, max_length=MAX_DIMS)]
 _TensorName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,63}\z")]
 _File = tuple[_Offset, _Sha256, Annotated[int, Field(ge=1, le=MAX_HEADER_BYTES)]]
 _Tensor = tuple[_TensorName, Annotated[int, Field(ge=0, lt=MAX_FILES)], _Offset, str, _Dims]
@@ -84,9 +82,11 @@ def read_document(data: bytes, name: str, expected_id: str | None) -> Manifest:
 
 
 def _build(document: _Document, name: str) -> Manifest:
-    for tensor, _, _, kind, _ in document.tensors:
+    for tensor, _, _, kind, dims in document.tensors:
         if not ggml_types.is_type(kind):
             raise _malformed(f"tensor {tensor} has an unknown type")
+        if dims[0] % ggml_types.block_elements(kind):
+            raise _malformed(f"tensor {tensor} has rows that are no multiple of its type's block")
     return Manifest(
         **document.model.model_dump(),
         name=name,
@@ -101,6 +101,9 @@ def _build(document: _Document, name: str) -> Manifest:
 
 def _check(manifest: Manifest) -> None:
     _check_model(manifest)
+    embedding = next((tensor.dims for tensor in manifest.tensors if tensor.name == "token_embd.weight"), None)
+    if embedding != (manifest.n_embd, manifest.n_vocab):
+        raise _malformed("token_embd.weight does not fit the model's width and vocabulary")
     _check_table(manifest.files, manifest.tensors)
 
 
@@ -109,6 +112,10 @@ def _check_model(facts: ModelFacts) -> None:
         raise _malformed("indexer_types does not fit the layers")
     if len(facts.kv_widths) != facts.n_layers + facts.n_mtp:
         raise _malformed("kv_widths does not fit the layers")
+    if facts.arch not in SUPPORTED:
+        raise _malformed(f"architecture {facts.arch} can't be served in spans")
+    if len(set(facts.stop_tokens)) != len(facts.stop_tokens):
+        raise _malformed("a stop token comes twice")
     if any(token >= facts.n_vocab for token in facts.stop_tokens):
         raise _malformed("a stop token is outside the vocabulary")
 

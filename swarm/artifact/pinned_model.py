@@ -10,12 +10,22 @@ from hashlib import sha256
 from pathlib import Path
 
 from swarm.artifact.gguf_set import shard_name
+from swarm.artifact.local_path import exists, is_folder, user_path
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import format_bytes
 from swarm.errors import ArtifactMismatch, NotAModel
 from swarm.ids import ArtifactId
 
 FOLDER = Path(__file__).parent / "pinned"
+
+
+def pinned_manifest(name: str, artifact_id: ArtifactId) -> Manifest:
+    """The one of that name in the package. Raises ``ArtifactMismatch`` when it is not the pinned one."""
+    path = FOLDER / f"{name}.json"
+    document = path.read_bytes() if path.is_file() else b""
+    if sha256(document).hexdigest() != artifact_id:
+        raise ArtifactMismatch(f"the manifest of {name} in this installation is damaged; install it again")
+    return Manifest.from_json(document, name=name)
 
 
 @dataclass(frozen=True)
@@ -50,42 +60,48 @@ class PinnedModel:
     @cached_property
     def manifest(self) -> Manifest:
         """As pinned. Raises ``ArtifactMismatch`` when the file in the package is not the pinned one."""
-        path = FOLDER / f"{self.name}.json"
-        document = path.read_bytes() if path.is_file() else b""
-        if sha256(document).hexdigest() != self.artifact_id:
-            raise ArtifactMismatch(f"the manifest of {self.name} in this installation is damaged; install it again")
-        return Manifest.from_json(document, name=self.name).with_file_names(self.file_names)
+        return pinned_manifest(self.name, self.artifact_id).with_file_names(self.file_names)
 
     def configured_folder(self, environment: Mapping[str, str] = os.environ) -> Path | None:
         """What the environment names."""
         folder = environment.get(self.variable)
-        return Path(folder).expanduser() if folder else None
+        return user_path(folder) if folder else None
+
+    def verify_folder(self, environment: Mapping[str, str] = os.environ) -> Path:
+        """What the environment names, for ``swarm-artifact verify NAME``. Raises ``NotAModel`` without."""
+        folder = self.configured_folder(environment)
+        if folder is None:
+            raise self._no_folder(f"check the one that has them with swarm-artifact verify DIR, or set {self.variable}")
+        return folder
 
     def any_in(self, folder: Path) -> bool:
         """Whether one of the files lies in ``folder``, or in the hub's folder within it."""
-        return any((place / name).exists() for place in self._places(folder) for name in self.file_names)
+        return any(exists(place / name) for place in self._places(folder) for name in self.file_names)
 
     def locate(self, folder: Path | None) -> Path:
         """The first file in ``folder``, or in the hub's folder within it. Raises ``NotAModel`` with the command that
         fetches what is missing."""
         if folder is None:
-            raise NotAModel(
-                f"{self.name}: no folder with its files was named; name one with --model-dir DIR or {self.variable}, "
-                f"or download them first ({self._described}): {self.hub.download_command('DIR')}"
-            )
-        if not folder.is_dir():
+            raise self._no_folder(f"name one with --model-dir DIR or {self.variable}")
+        if not is_folder(folder):
             raise NotAModel(
                 f"{folder}: no such folder; name the one with the files of {self.name}, or download them into it "
                 f"({self._described}): {self.hub.download_command(str(folder))}"
             )
-        found = max(self._places(folder), key=lambda place: sum((place / name).exists() for name in self.file_names))
-        missing = [name for name in self.file_names if not (found / name).exists()]
+        found = max(self._places(folder), key=lambda place: sum(exists(place / name) for name in self.file_names))
+        missing = [name for name in self.file_names if not exists(found / name)]
         if missing:
             raise NotAModel(
                 f"{folder}: {len(missing)} of the {self.n_files} files of {self.name} are missing, the first is "
                 f"{missing[0]}; download them ({self._described}): {self.hub.download_command(str(folder))}"
             )
         return found / self.file_names[0]
+
+    def _no_folder(self, what_next: str) -> NotAModel:
+        return NotAModel(
+            f"{self.name}: no folder with its files was named; {what_next}, or download them first "
+            f"({self._described}): {self.hub.download_command('DIR')}"
+        )
 
     def _places(self, folder: Path) -> tuple[Path, Path]:
         return folder, folder / self.hub.folder

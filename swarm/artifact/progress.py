@@ -83,7 +83,7 @@ def _bar(total_bytes: int) -> Iterator[Reading]:
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),  # all of it fits into 80 columns
         DownloadColumn(binary_units=True),
         TextColumn("{task.fields[rate]}"),

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from swarm.artifact import description
 from swarm.artifact.description import Layer, LayerKind
+from swarm.artifact.local_path import printable
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import format_bytes
 from swarm.artifact.pinned_model import PinnedModel
@@ -19,7 +20,7 @@ PLAIN_COLUMNS = 160  # where the output is no terminal
 
 def model(manifest: Manifest, pinned: PinnedModel | None) -> None:
     """Prints to stdout."""
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS, highlight=False, markup=False)
     layers = description.layers(manifest)
     console.print(_facts(manifest, pinned, layers))
     console.print()
@@ -32,7 +33,7 @@ def _facts(manifest: Manifest, pinned: PinnedModel | None, layers: Sequence[Laye
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    table.add_row("model", f"{manifest.name} ({manifest.arch})")
+    table.add_row("model", f"{printable(manifest.name)} ({manifest.arch})")
     table.add_row("artifact id", manifest.artifact_id)
     if pinned is not None:
         hub = pinned.hub
@@ -94,7 +95,7 @@ def _files(manifest: Manifest) -> Table:
         table.columns[index].justify = "right"
     table.columns[4].overflow = "fold"
     for number, file in enumerate(manifest.files, 1):
-        table.add_row(str(number), file.name, f"{file.size_bytes:,}", f"{file.header_bytes:,}", file.sha256)
+        table.add_row(str(number), printable(file.name), f"{file.size_bytes:,}", f"{file.header_bytes:,}", file.sha256)
     return table
 
 

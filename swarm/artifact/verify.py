@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from swarm.artifact.catalog import NAMES, PINNED, pinned_of
-from swarm.artifact.digest import compute_digest, known_digest
+from swarm.artifact.catalog import KNOWN, NAMES, PINNED
+from swarm.artifact.digest import compute_digest, file_size, known_digest
 from swarm.artifact.gguf_file import read_header
 from swarm.artifact.gguf_set import set_names
-from swarm.artifact.local_copy import LocalCopy, check_digest
-from swarm.artifact.manifest import Manifest
+from swarm.artifact.known_file import KnownFile
+from swarm.artifact.local_copy import LocalCopy, check_digest, is_copy
+from swarm.artifact.local_path import is_folder, user_path
+from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, MAX_NAME, Manifest
 from swarm.artifact.pinned_model import PinnedModel
 from swarm.artifact.progress import Reading
+from swarm.artifact.small_file import read_small
 from swarm.errors import ArtifactError, ArtifactMismatch, UsageError
 
 _BY_HAND = "name the model with --model NAME, or its manifest with --manifest FILE"
 _WRITE_ONE = "write one with: swarm-artifact inspect MODEL --manifest-out FILE"
+
+
+Named: TypeAlias = PinnedModel | KnownFile
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,12 @@ def find_target(what: str, model: str | None = None, manifest: Path | None = Non
     if manifest is not None and model is not None:
         raise UsageError("--model and --manifest exclude each other; leave one of them out")
     if manifest is None and model is None and what.lower() in NAMES:
-        pinned = _pinned(what)
-        return Target(pinned.manifest, pinned.locate(pinned.configured_folder()).parent)
-    named = None if model is None else _pinned(model)
+        own = _named(what)
+        return Target(own.manifest, own.locate(own.verify_folder(os.environ)).parent)
+    named = None if model is None else _named(model)
     given = None if manifest is None else read_manifest(manifest)
-    path = Path(what).expanduser()
-    return _in_folder(path, named, given) if path.is_dir() else _of_file(path, named, given)
+    path = user_path(what)
+    return _in_folder(path, named, given) if is_folder(path) else _of_file(path, named, given)
 
 
 def verify(copy: LocalCopy, reading: Reading, *, again: bool = False) -> Iterator[FileResult]:
@@ -70,32 +78,37 @@ def verify(copy: LocalCopy, reading: Reading, *, again: bool = False) -> Iterato
 
 def bytes_to_read(copy: LocalCopy, *, again: bool = False) -> int:
     paths = copy.paths if again else tuple(path for path in copy.paths if known_digest(path) is None)
-    return sum(path.stat().st_size for path in paths)
+    return sum(file_size(path) for path in paths)
 
 
 def read_manifest(path: Path) -> Manifest:
     """A manifest that ``inspect --manifest-out`` wrote."""
     try:
-        return Manifest.from_json(path.read_bytes())
+        return Manifest.from_json(read_small(path, MAX_DOCUMENT_BYTES), name=path.stem[:MAX_NAME])
     except OSError as error:
         raise UsageError(f"--manifest {path}: can't be read ({error.strerror}); {_WRITE_ONE}") from error
     except ArtifactError as error:
         raise UsageError(f"--manifest {path}: not a manifest of this program's; {_WRITE_ONE}") from error
 
 
-def _pinned(name: str) -> PinnedModel:
-    if name.lower() not in PINNED:
-        raise UsageError(f"{name}: no manifest is known by that name; choose one of: {', '.join(PINNED)}")
-    return PINNED[name.lower()]
+def _named(name: str) -> Named:
+    named = {each.name: each for each in _all()}.get(name.lower())
+    if named is None:
+        raise UsageError(f"{name}: no manifest is known by that name; choose one of: {', '.join(NAMES)}")
+    return named
 
 
-def _in_folder(folder: Path, named: PinnedModel | None, given: Manifest | None) -> Target:
+def _all() -> tuple[Named, ...]:
+    return (*PINNED.values(), *KNOWN.values())
+
+
+def _in_folder(folder: Path, named: Named | None, given: Manifest | None) -> Target:
     if given is not None:
         return Target(given.with_file_names(_only_set(folder, len(given.files))), folder)
-    pinned = named or next((pinned for pinned in PINNED.values() if pinned.any_in(folder)), None)
-    if pinned is None:
+    found = named or next((each for each in _all() if each.any_in(folder)), None)
+    if found is None:
         raise UsageError(f"{folder}: none of its files has the name of a known model's; {_BY_HAND}")
-    return Target(pinned.manifest, pinned.locate(folder).parent)
+    return Target(found.manifest, found.locate(folder).parent)
 
 
 def _only_set(folder: Path, n_files: int) -> tuple[str, ...]:
@@ -108,8 +121,8 @@ def _only_set(folder: Path, n_files: int) -> tuple[str, ...]:
     return fitting[0]
 
 
-def _of_file(path: Path, named: PinnedModel | None, given: Manifest | None) -> Target:
-    by_name = next((pinned for pinned in PINNED.values() if path.name in pinned.file_names), None)
+def _of_file(path: Path, named: Named | None, given: Manifest | None) -> Target:
+    by_name = next((each for each in _all() if path.name in each.file_names), None)
     if by_name is not None and given is None and named in (None, by_name):
         return _in_folder(path.parent, by_name, None)
     names = set_names(path.name)
@@ -123,7 +136,8 @@ def _of_file(path: Path, named: PinnedModel | None, given: Manifest | None) -> T
 
 
 def _by_header(first: Path, n_files: int) -> Manifest:
-    pinned = pinned_of(read_header(first), n_files)
-    if pinned is None:
+    header = read_header(first)
+    found = next((each for each in _all() if each.n_files == n_files and is_copy(header, each.manifest)), None)
+    if found is None:
         raise UsageError(f"{first}: no model that is known by name; {_BY_HAND}")
-    return pinned.manifest
+    return found.manifest

@@ -62,6 +62,7 @@ def keep_digests(folder: Path, manifest: Manifest) -> None:
         kept = {
             "size": status.st_size,
             "mtime_ns": status.st_mtime_ns,
+            "ctime_ns": status.st_ctime_ns,
             "inode": status.st_ino,
             "sha256": file.sha256,
         }

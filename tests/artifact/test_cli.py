@@ -18,13 +18,15 @@ from typing import Any
 import pexpect  # type: ignore[import-untyped]
 import pytest
 
-from swarm.artifact.catalog import GLM52
+from swarm.artifact import embedded
+from swarm.artifact.catalog import GLM52, KNOWN
 from swarm.artifact.cli import main
 from swarm.artifact.digest import SUFFIX
 from swarm.artifact.local_copy import check_copy
-from swarm.artifact.manifest import Manifest, load_manifest
+from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest, load_manifest
 from swarm.artifact.progress import duration
-from swarm.artifact.verify import verify
+from swarm.artifact.verify import bytes_to_read, read_manifest, verify
+from swarm.errors import NotAModel
 from tests.artifact import files, glm52
 
 COMMAND = (sys.executable, "-m", "swarm.artifact.cli")
@@ -130,6 +132,19 @@ def test_the_written_manifest_is_the_artifact(run: Run, folder: Path, tmp_path: 
     assert "can't be written (No such file or directory); choose another place" in err
 
 
+def test_the_manifest_replaces_nothing_but_a_manifest(run: Run, tmp_path: Path) -> None:
+    path = files.write_llama(tmp_path / "mine.gguf")
+    before = path.read_bytes()
+    code, _, err = run("inspect", path, "--manifest-out", path)
+    assert (code, path.read_bytes()) == (2, before)
+    assert f"--manifest-out {path}: is there and no manifest; choose another place" in err
+    out = tmp_path / "out.json"
+    out.touch()
+    for _ in range(2):
+        assert run("inspect", path, "--manifest-out", out)[0] == 0
+    assert not list(tmp_path.glob(".new.*"))
+
+
 # --- verify
 
 
@@ -138,16 +153,18 @@ def test_a_right_copy(run: Run, folder: Path, tmp_path: Path) -> None:
     for _ in range(2):
         code, out, err = run("verify", folder, "--manifest", tmp_path / "model.json")
         assert (code, err) == (0, "")
-    name = load_manifest(folder / THIRD).artifact_id[:12]
+    name, artifact_id = "model", load_manifest(folder / THIRD).artifact_id[:12]
     assert out.splitlines() == [
         f"{name} in {folder}: sizes and headers of 5 files are right",
         "not part of it, and not looked at: other.gguf",
         *(f"{number}/5 model-{number:05d}-of-00005.gguf: right (read by an earlier run)" for number in range(1, 6)),
-        f"every byte of 5 files is that of {name}, artifact {name}",
+        f"5 files as of {name}, artifact {artifact_id}: 0 read whole now, 5 by an earlier run and unchanged since by "
+        "size and times; read all once more with --again",
     ]
     code, out, _ = run("verify", "--again", folder / THIRD, "--manifest", tmp_path / "model.json")
     assert code == 0
     assert "earlier" not in out
+    assert out.endswith(f"every byte of 5 files is that of {name}, artifact {artifact_id}\n")
 
 
 def test_quick_reads_no_weights(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -155,6 +172,10 @@ def test_quick_reads_no_weights(run: Run, folder: Path, tmp_path: Path) -> None:
     assert code == 0
     assert "sizes and headers of 5 files are right" in out
     assert not list(folder.glob(f"*{SUFFIX}"))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.gguf"))
 
 
 def flip(path: Path) -> None:
@@ -198,8 +219,7 @@ def test_the_first_mismatch_is_named(
     assert code == 3
     assert err.count("\n") == 1
     assert err.startswith(f"swarm-artifact: {folder / THIRD}: ")
-    artifact_id = sha256((tmp_path / "model.json").read_bytes()).hexdigest()
-    assert text.format(id=artifact_id[:12]) in err
+    assert text.format(id="model") in err
     if spoil is flip:
         assert [line for line in out.splitlines() if line.startswith(("2/5", "3/5"))] == [
             "2/5 model-00002-of-00005.gguf: right"
@@ -208,7 +228,7 @@ def test_the_first_mismatch_is_named(
 
 
 def test_a_rotten_disk_is_found_again(run: Run, folder: Path, tmp_path: Path) -> None:
-    """A byte that changed without a trace in the file's times."""
+    """A byte that changed without a trace in the file's times. What sets one of them back leaves a trace."""
     given = (folder, "--manifest", tmp_path / "model.json")
     assert run("verify", *given)[0] == 0
     path = folder / THIRD
@@ -217,6 +237,9 @@ def test_a_rotten_disk_is_found_again(run: Run, folder: Path, tmp_path: Path) ->
         stream.seek(-5, os.SEEK_END)
         stream.write(b"\x10")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert check_copy(read_manifest(tmp_path / "model.json").with_file_names(names(folder)), folder).unread == (path,)
+    note = path.with_name(f"{THIRD}{SUFFIX}")
+    note.write_text(json.dumps({**json.loads(note.read_text()), "ctime_ns": path.stat().st_ctime_ns}))
     assert run("verify", *given)[0] == 0
     code, _, err = run("verify", "--again", *given)
     assert code == 3
@@ -247,6 +270,60 @@ def test_a_later_run_goes_on_at_the_next_file(folder: Path, tmp_path: Path) -> N
     again = Read()
     assert [result.known for result in verify(copy, again)] == [True, True, True, False, False]
     assert read.n_bytes + again.n_bytes == manifest.size_bytes
+
+
+def test_a_file_that_vanishes_while_others_are_read(folder: Path, tmp_path: Path) -> None:
+    class Deaf:
+        def file(self, label: str) -> None: ...
+
+        def bytes(self, n_bytes: int) -> None: ...
+
+    copy = check_copy(read_manifest(tmp_path / "model.json").with_file_names(names(folder)), folder)
+    results = verify(copy, Deaf())
+    next(results)
+    copy.paths[2].unlink()
+    with pytest.raises(NotAModel, match=f"{THIRD}: can't be read"):
+        list(results)
+    with pytest.raises(NotAModel, match=f"{THIRD}: can't be read"):
+        bytes_to_read(copy, again=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [("a" * 300, 2, "no such file; choose"), ("a" * 300 + ".gguf", 3, "name too long"), ("~nosuchuser/x", 2, "user")],
+)
+def test_paths_that_can_not_be(run: Run, tmp_path: Path, name: str, code: int, text: str) -> None:
+    path = files.write_llama(tmp_path / "mine.gguf")
+    assert run("inspect", path, "--manifest-out", tmp_path / "mine.json")[0] == 0
+    got, _, err = run("inspect", name)
+    assert got == code
+    assert text in err
+    got, _, err = run("verify", name, "--manifest", tmp_path / "mine.json")
+    assert got in (2, 3)
+    assert err.count("\n") == 1
+
+
+def test_names_of_files_send_a_terminal_nothing(run: Run, tmp_path: Path) -> None:
+    path = files.write_llama(tmp_path / "mi\x1b[2J[red]ne.gguf")
+    (tmp_path / "\x1b]0;x\a.gguf").touch()
+    code, out, _ = run("inspect", path)
+    assert code == 0
+    assert "mi\ufffd[2J[red]ne.gguf" in out
+    assert run("inspect", path, "--manifest-out", tmp_path / "mine.json")[0] == 0
+    code, more, _ = run("verify", path, "--manifest", tmp_path / "mine.json")
+    assert code == 0
+    assert "\x1b" not in out + more
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_output_without_room() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [*COMMAND, "inspect", GLM52.name]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "swarm-artifact: can't write the output: No space left on device; make room there, or choose another place\n"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -306,9 +383,40 @@ def test_a_name_is_looked_for_where_the_environment_says(
     run: Run, glm52_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(GLM52.variable, raising=False)
-    assert "no folder with its files was named" in run("verify", GLM52.name)[2]
+    err = run("verify", GLM52.name)[2]
+    assert "no folder with its files was named; check the one that has them with swarm-artifact verify DIR, or" in err
+    assert "--model-dir" not in err
     monkeypatch.setenv(GLM52.variable, str(glm52_folder))
     assert "its metadata are not those of glm-5.2-ud-iq1_s" in run("verify", GLM52.name)[2]
+
+
+def test_the_small_models_are_checked_by_name_and_under_any_name(run: Run, tmp_path: Path, smollm2_path: Path) -> None:
+    ours = KNOWN["glm-tiny"].fetch()
+    shutil.copy(ours, tmp_path / "glm-tiny.gguf")
+    shutil.copy(ours, tmp_path / "other.gguf")
+    for arguments in (
+        ("glm-tiny",),
+        (tmp_path,),
+        (tmp_path, "--model", "GLM-Tiny"),
+        (tmp_path / "glm-tiny.gguf",),
+        (tmp_path / "other.gguf",),
+        (tmp_path / "other.gguf", "--model", "glm-tiny"),
+    ):
+        code, out, err = run("verify", *arguments)
+        assert (code, err) == (0, "")
+        assert f"glm-tiny, artifact {KNOWN['glm-tiny'].artifact_id[:12]}" in out
+    assert run("verify", "--quick", smollm2_path)[0] == 0
+    flip(tmp_path / "glm-tiny.gguf")
+    code, _, err = run("verify", tmp_path)
+    assert code == 3
+    assert "glm-tiny.gguf: damaged: its SHA-256 is" in err
+    assert run("verify", tmp_path / "other.gguf", "--model", "smollm2-135m-instruct")[0] == 3
+
+
+def test_the_small_models_manifests_are_of_their_pinned_files() -> None:
+    assert KNOWN[embedded.NAME].manifest.files[0].sha256 == embedded.SHA256
+    shipped = KNOWN["glm-tiny"]
+    assert shipped.manifest.files[0].sha256 == sha256(shipped.fetch().read_bytes()).hexdigest()
 
 
 def test_what_to_compare_with_must_be_clear(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -318,7 +426,6 @@ def test_what_to_compare_with_must_be_clear(run: Run, folder: Path, tmp_path: Pa
     for arguments, text in (
         ((folder,), f"{folder}: none of its files has the name of a known model's; {by_hand}"),
         ((folder / THIRD,), f"{folder}/model-00001-of-00005.gguf: no model that is known by name; {by_hand}"),
-        (("glm-tiny",), "glm-tiny: no manifest is known by that name; choose one of: glm-5.2-ud-iq1_s"),
         ((folder, "--model", "glm"), "glm: no manifest is known by that name; choose one of: glm-5.2-ud-iq1_s"),
         ((folder, "--model", "x", "--manifest", manifest), "--model and --manifest exclude each other"),
         ((folder, "--quick", "--again"), "leave one of them out"),
@@ -331,6 +438,20 @@ def test_what_to_compare_with_must_be_clear(run: Run, folder: Path, tmp_path: Pa
         assert code == 2
     shutil.copy(folder / THIRD, folder / "copy-00003-of-00005.gguf")
     assert "more than one model of 5 files in it; name the file" in run("verify", folder, "--manifest", manifest)[2]
+
+
+def test_a_manifest_without_an_end(run: Run, folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", MAX_DOCUMENT_BYTES + 1)
+    for path, text in (
+        (tmp_path / "fifo", "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path / "large", "File too large"),
+    ):
+        code, _, err = run("verify", folder, "--manifest", path)
+        assert code == 2
+        assert f"--manifest {path}: can't be read ({text}); write one with" in err
 
 
 def test_a_set_of_another_number_of_files(run: Run, folder: Path, tmp_path: Path) -> None:

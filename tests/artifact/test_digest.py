@@ -14,7 +14,7 @@ from swarm.artifact.digest import SUFFIX, file_digests
 from swarm.errors import NotAModel
 
 CONTENT = b"weights" * 3_000_000
-NO_DIGEST = b'{"size":0,"mtime_ns":0,"inode":0,"sha256":7}'
+NO_DIGEST = b'{"size":0,"mtime_ns":0,"ctime_ns":0,"inode":0,"sha256":7}'
 
 
 @pytest.fixture
@@ -77,12 +77,17 @@ def test_a_changed_file_is_read_again(model: Path, change: str) -> None:
     assert file_digests([model]) == (hashlib.sha256(model.read_bytes()).hexdigest(),)
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"size": 1}', NO_DIGEST, b"x" * 10_000, b"\xff"])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"size": 1}', NO_DIGEST, b"x" * 10_000, b"\xff", b"[" * 4000])
 def test_a_damaged_note_is_replaced(model: Path, damage: bytes) -> None:
     note = model.with_name(model.name + SUFFIX)
     note.write_bytes(damage)
     assert file_digests([model]) == (hashlib.sha256(CONTENT).hexdigest(),)
     assert json.loads(note.read_bytes())["size"] == len(CONTENT)
+
+
+def test_a_note_that_is_a_pipe_is_not_waited_for(model: Path) -> None:
+    os.mkfifo(model.with_name(model.name + SUFFIX))
+    assert file_digests([model]) == (hashlib.sha256(CONTENT).hexdigest(),)
 
 
 def test_a_note_with_a_digest_that_is_none_is_not_believed(model: Path) -> None:

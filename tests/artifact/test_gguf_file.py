@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swarm.artifact.gguf_file import MAX_TENSORS, FileHeader, parse_header, read_file
+from swarm.artifact.gguf_file import MAX_PAIRS, MAX_TENSORS, FileHeader, parse_header, read_file
 from swarm.artifact.gguf_set import display_name, open_gguf
 from swarm.errors import NotAModel
 from tests.artifact import files
@@ -119,7 +119,9 @@ HUGE = (1 << 64) - 1
         (head(0, 0, version=4), "GGUF version 4"),
         (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "big-endian"),
         (head(MAX_TENSORS + 1, 0), "claims 65537 tensors"),
-        (head(0, HUGE), "truncated"),
+        (head(0, MAX_PAIRS), "truncated"),
+        (head(0, MAX_PAIRS + 1), "claims 4097 metadata keys"),
+        (head(0, HUGE), "metadata keys"),
         (head(0, 1) + text(b"k") + struct.pack("<IIQ", 9, 8, HUGE), "truncated"),
         (head(0, 1) + text(b"k") + struct.pack("<IIQ", 9, 4, HUGE), "truncated"),
         (head(0, 1) + text(b"k") + struct.pack("<IIQQ", 9, 8, 1, HUGE), "truncated"),
