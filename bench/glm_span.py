@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import statistics
 import sys
 import tempfile
@@ -207,6 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SwarmError as error:
         print(f"glm_span: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("glm_span: interrupted, nothing is left behind", file=sys.stderr)
+        return 130
     print(report(results))
     print(f"{(time.perf_counter() - began) / 60:.1f} minutes", file=sys.stderr)
     if options.record:
@@ -245,4 +249,5 @@ def _counts(low: int) -> Callable[[str], tuple[int, ...]]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nodes end and files go, as after Ctrl-C
     sys.exit(main())

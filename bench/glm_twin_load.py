@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import signal
 import sys
 import tempfile
 import time
@@ -41,6 +42,7 @@ SLOT_TOKENS = 4096
 CHUNK_TOKENS = 16
 DECODED = 3
 _LOADED = r"loaded layers \d+:\d+"
+LOAD_SECONDS = 900.0  # a node is given up after that: disks and neighbours may be slow
 _SETTLED_SECONDS = 1.0
 
 
@@ -131,9 +133,9 @@ class Twin:
             node = NodeProcess(arguments, Path(folder, "log"))
             try:
                 node.wait_for(ADDRESS)
-                node.wait_for(_LOADED)
+                node.wait_for(_LOADED, LOAD_SECONDS)
                 seconds = time.perf_counter() - began
-                node.wait_for(READY)
+                node.wait_for(READY, LOAD_SECONDS)
                 ready = time.perf_counter() - began
                 cache = self._settled()
                 root = psutil.Process(node.process.pid)
@@ -278,6 +280,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SwarmError as error:
         print(f"glm_twin_load: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("glm_twin_load: interrupted, nothing is left behind", file=sys.stderr)
+        return 130
     if options.record:
         print(f"recorded in {result.write()}", file=sys.stderr)
     return 0
@@ -296,4 +301,5 @@ def measure(twin: Twin, spans: Sequence[Span], command: str) -> Record:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nodes end and files go, as after Ctrl-C
     sys.exit(main())

@@ -25,7 +25,9 @@ SYSTEM = "Answer in one short sentence."  # so small a model rambles without
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m swarm.demo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m swarm.demo", description="A swarm of nodes on this machine answers a question."
+    )
     parser.add_argument("--model", default=embedded.NAME, help="name or GGUF file (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=3, help="how many nodes (default: %(default)s)")
     parser.add_argument("--expect", metavar="ANSWER", help="fail when the answer is another")

@@ -17,7 +17,9 @@ SHIPPED = Path(__file__).resolve().parents[2] / "swarm" / "artifact" / "models" 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.glm_tiny", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.glm_tiny", description="Trains glm-tiny and writes its GGUF file."
+    )
     parser.add_argument("--out", type=Path, default=SHIPPED, help="file to write (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch; another number, other bits (default: 1)")

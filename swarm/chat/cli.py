@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: ChatOptions) -> int:
     prompt = options.prompt
     if prompt is None and not sys.stdin.isatty():
-        prompt = _piped()
+        prompt = _piped(raw=options.raw)
     if prompt is not None and not prompt.strip():
         raise UsageError("the prompt is empty; give some text with -p or on stdin")
     if prompt is None and (options.json or options.raw):
@@ -42,11 +42,13 @@ def _run(options: ChatOptions) -> int:
     return asyncio.run(one_shot(options, prompt))
 
 
-def _piped() -> str:
+def _piped(*, raw: bool) -> str:
+    """What stands on stdin; the line break that ``echo`` and editors put at its end is no part of a question."""
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"stdin is no UTF-8 text (byte {error.start}); convert it first") from error
+    return text if raw else text.removesuffix("\n").removesuffix("\r")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ examples:
 
 ADDRESS is the line a node prints at its start (swarm-node --model PATH --new-swarm).
 Sampling follows the model's own recommendation unless an option says otherwise.
+When a peer is lost, the answer goes on over others without a change: it waits for them up to 60 s.
 
 exit codes: 0 answered, 2 wrong option, 3 no such model, 6 network, 7 no peer for some layers, 8 a peer failed,
 9 prompt longer than the context, 10 session lost or --timeout over, 130 interrupted.

@@ -62,6 +62,9 @@ class Screen:
             self.say(f"{PROG}: {unfinished_line(generation)}")
         if self._show_route:
             self.say(speed_line(generation))
+        if self._options.trace:
+            for recovery in generation.progress.recoveries:
+                self.say(str(recovery))
         steps = generation.progress.decode or generation.progress.prefill
         if self._options.trace and steps:
             self.say("\n".join(waterfall(steps[-1], generation.route)))

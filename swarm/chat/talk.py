@@ -129,7 +129,9 @@ class Conversation:
             self._options = replace(self._options, effort=given[0])
             self._screen.say(f"effort {given[0]} from the next turn on")
         else:
-            self._screen.say(f"effort is {self._options.effort or 'max'}; change it with /effort {'|'.join(EFFORTS)}")
+            unknown = f"{' '.join(given)} is no effort; " if given else ""
+            now = self._options.effort or "max"
+            self._screen.say(f"{unknown}effort is {now}; change it with /effort {'|'.join(EFFORTS)}")
 
     def _show_route(self) -> None:
         if self.last is None or not self.last.route:

@@ -187,7 +187,10 @@ class SwarmClient:
         ``messages`` for the next turn is ``progress.reply.message()``.
         """
         artifact = await self.artifact(model)
-        text = artifact.template.render(messages, tools=tools, **{**(template_variables or {}), **thinking})
+        # In a thread: a stranger's template may compute for seconds, and other answers go on meanwhile.
+        text = await asyncio.to_thread(
+            artifact.template.render, messages, tools=tools, **{**(template_variables or {}), **thinking}
+        )
         parser = ReplyParser(artifact.reply_format, thinking=text.rstrip().endswith(THINK), tools=tools or ())
         return self._generation(artifact, artifact.encode(text), options, context_tokens, parser)
 

@@ -191,8 +191,10 @@ class Generation:
             self._on_peer_failed(error)
             raise
         finally:
-            self._parser.finish()
-            await session.close()
+            try:
+                await session.close()  # first: nobody's slot waits for the rest of the text
+            finally:
+                self._parser.finish()
 
     def _begin(self, session: StepSession) -> None:
         self.route = session.places

@@ -2,6 +2,10 @@
 
 Jinja's sandbox keeps a template away from Python's internals, but lets it count to the end of time and build strings of
 any size. Here a deadline ends endless loops, and sizes are checked where strings and lists grow.
+
+Not bounded: the sum of the values that a template keeps, each below ``MAX_VALUE``, until its time is over; one call of
+a function that takes long for large values (a search in a string, a comparison of nested lists); and the text of a
+nested list that is printed without ``tojson``.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -22,6 +26,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_VALUE = 8 << 20  # characters of a string, items of a list
+MAX_DEPTH = 500  # of lists and objects as JSON
 TEMPLATE_FILE = "<template>"  # as Jinja calls the code of a template from a string
 _WIDE_FORMAT = re.compile(r"\d{6,}")
 
@@ -46,7 +51,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         # Constant folding would compute filters at compile time, before any check.
         super().__init__(optimized=False, **options)
-        self.filters.update({name: _sized(name, function) for name, function in self.filters.items()})
+        self.filters.update({name: sized(name, function) for name, function in self.filters.items()})
 
     def joined(self, parts: tuple[object, ...]) -> str:
         texts = [str(part) for part in parts]
@@ -74,7 +79,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _checked(super().call(__context, __obj, *args, **kwargs))
 
 
-def _sized(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def sized(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter ``name`` with its sizes checked, before and after."""
+
     def checked(*args: Any, **kwargs: Any) -> Any:
         skip = 1 if getattr(function, "jinja_pass_arg", None) else 0
         subject, rest = (args[skip], args[skip + 1 :]) if len(args) > skip else (None, ())
@@ -135,6 +142,27 @@ def _checked(value: Any) -> Any:
 def _check_size(*sizes: int) -> None:
     if any(size > MAX_VALUE for size in sizes):
         raise SecurityError(f"a value is larger than {MAX_VALUE} characters or items")
+
+
+def check_nested(value: object, around: int = 0) -> None:
+    """Refuses a value that is too large when written out; one that stands in many places counts in each.
+
+    ``around`` characters, times the depth, are written around each item. Raises ``SecurityError``.
+    """
+    total = 0
+    left: list[tuple[object, int]] = [(value, 1)]
+    while left:
+        item, depth = left.pop()
+        total += 1 + around * depth
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            left += [(part, depth + 1) for pair in item.items() for part in pair]
+        elif isinstance(item, list | tuple):
+            left += [(part, depth + 1) for part in item]
+        if depth > MAX_DEPTH:
+            raise SecurityError(f"a value is nested more than {MAX_DEPTH} deep")
+        _check_size(total)
 
 
 def _length(value: object) -> int:

@@ -13,7 +13,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from swarm.client.sandbox import BoundedEnvironment, TemplateTimeout, deadline
+from swarm.client.sandbox import BoundedEnvironment, TemplateTimeout, check_nested, deadline, sized
 from swarm.errors import UsageError
 from swarm.protocol import clean_text
 
@@ -63,8 +63,10 @@ class ChatTemplate:
         """The prompt for ``messages``, which are OpenAI's; the arguments of a tool call may be an object or its JSON.
 
         ``variables`` go to the template as they are: ``ThinkingOptions`` and whatever else it reads; None leaves one
-        undefined. Raises ``TemplateError``.
+        undefined. Raises ``TemplateError``, and UsageError for messages and tools that are no objects.
         """
+        _check_objects("message", messages)
+        _check_objects("tool", tools or ())
         given = {name: value for name, value in {**self.variables, **variables}.items() if value is not None}
         return self._run(
             {
@@ -118,6 +120,12 @@ class ChatTemplate:
         return "".join(parts)
 
 
+def _check_objects(what: str, given: Sequence[object]) -> None:
+    for one in given:
+        if not isinstance(one, Mapping):
+            raise UsageError(f"a {what} is a {type(one).__name__}; give objects, as OpenAI's interface takes them")
+
+
 def _with_objects(message: Message) -> dict[str, Any]:
     """The arguments of tool calls as objects: templates write them one by one, and can't read JSON."""
     calls = message.get("tool_calls")
@@ -147,7 +155,7 @@ def _line(error: BaseException) -> str:
 
 def _environment() -> BoundedEnvironment:
     environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = sized("tojson", _tojson)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -171,6 +179,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """As in Transformers: Jinja's own filter escapes HTML, which no model has seen in training."""
+    widths = indent if isinstance(indent, int) else len(indent or "")
+    check_nested(value, around=widths + sum(map(len, separators or ())))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

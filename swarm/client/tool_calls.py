@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from swarm.errors import UsageError
 
 CALL = "<tool_call>"
 END_CALL = "</tool_call>"
@@ -17,8 +19,9 @@ VALUE = "<arg_value>"
 END_VALUE = "</arg_value>"
 
 MAX_NAME_CHARACTERS = 256
+MAX_WORD_CHARACTERS = 2 * MAX_NAME_CHARACTERS  # with the white space around it
 _SPACE = re.compile(r"\s*")
-_WORD = re.compile(r"[^<]*")
+_WORD = re.compile(rf"[^<]{{0,{MAX_WORD_CHARACTERS + 1}}}")
 
 
 @dataclass(frozen=True)
@@ -44,75 +47,143 @@ class ToolCalls:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self._schemas = dict(_schemas(tools))
+        self.known = _Known()
 
-    def read(self, text: str) -> ToolCall | None:
-        """The call at the beginning of ``text``; None while it may still become one. Raises ``Malformed``.
+    def forget(self) -> None:
+        """To be called when the text that readings are given changes at places already read, or ends elsewhere."""
+        self.known = _Known()
 
-        The answer for a text holds for every longer one, unless it is None.
+    def reading(self, start: int) -> Reading:
+        """Of a call that begins at ``start``; one may be open at a time."""
+        return Reading(self._schemas, self.known, start)
+
+
+class _Known:
+    """What earlier readings of the same text found out: without it, calls inside calls take quadratic time."""
+
+    def __init__(self) -> None:
+        self.dead: set[int] = set()  # ends of values from which no call can be completed
+        self._found = (0, -1)  # where the search for the end of a value began, and where it is
+        self._none = (0, -1)  # where another began that found nothing, and where the text ended
+
+    def find(self, text: str, start: int, end: int) -> int:
+        if self._found[0] <= start <= self._found[1]:
+            return self._found[1]
+        if self._none[0] <= start and end == self._none[1]:
+            return -1
+        found = text.find(END_VALUE, start, end)
+        if found < 0:
+            self._none = (start, end)
+        else:
+            self._found = (start, found)
+        return found
+
+
+class Reading:
+    """One call on its way. It goes on where it stopped, so that all of it is looked at once."""
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]], known: _Known, start: int) -> None:
+        self._schemas = schemas
+        self._known = known
+        self._start = self._at = self._seen = start
+        self._text, self._end = "", 0
+        self._passed: list[int] = []  # ends of values
+        self._steps = self._read()
+
+    def go(self, text: str, end: int) -> ToolCall | None:
+        """The call, from what ``text`` has before ``end``; None while it may still become one. Raises ``Malformed``.
+
+        ``text`` is the one of the call before, or a longer one.
         """
-        scanner = _Scanner(text)
+        self._text, self._end = text, end
         try:
-            scanner.mark(CALL)
-            name = scanner.word(spaces=False)
-            arguments = dict(self._arguments(name, scanner))
-        except _Unfinished:
-            return None
-        return ToolCall(name, arguments, text[: scanner.at])
+            next(self._steps)
+        except StopIteration as done:
+            call: ToolCall = done.value
+            return call
+        except Malformed:
+            self.fail()
+            raise
+        finally:
+            self._text = ""
+        return None
 
-    def _arguments(self, name: str, scanner: _Scanner) -> Iterator[tuple[str, Any]]:
+    def fail(self) -> None:
+        """No call: what begins inside it and comes to the same place won't be one either."""
+        self._known.dead.update(self._passed)
+
+    def shift(self, size: int, calls: ToolCalls) -> None:
+        """From now on the text begins ``size`` later."""
+        self._known = calls.known
+        if size:
+            self._start -= size
+            self._at -= size
+            self._seen -= size
+            self._passed = [place - size for place in self._passed]
+
+    def _read(self) -> Generator[None, None, ToolCall]:
+        yield from self._mark(CALL)
+        name = yield from self._word(spaces=False)
         schemas = self._schemas.get(name, {})
-        while scanner.mark(KEY, END_CALL) == KEY:
-            key = scanner.word()
-            scanner.mark(END_KEY)
-            scanner.mark(VALUE)
-            yield key, _value(scanner.until(END_VALUE), schemas.get(key))
+        arguments: dict[str, Any] = {}
+        while (yield from self._mark(KEY, END_CALL)) == KEY:
+            key = yield from self._word()
+            yield from self._mark(END_KEY)
+            yield from self._mark(VALUE)
+            arguments[key] = _value((yield from self._until_end_of_value()), schemas.get(key))
+            if self._at in self._known.dead:
+                raise Malformed
+            self._passed.append(self._at)
+        return ToolCall(name, arguments, self._text[self._start : self._at])
 
-
-class _Unfinished(Exception):
-    """The text ends too early to tell."""
-
-
-class _Scanner:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self.at = 0
-
-    def mark(self, *marks: str) -> str:
+    def _mark(self, *marks: str) -> Generator[None, None, str]:
         """Takes one of ``marks``, white space before it left out."""
-        match = _SPACE.match(self._text, self.at)
-        assert match is not None
-        for mark in marks:
-            if self._text.startswith(mark, match.end()):
-                self.at = match.end() + len(mark)
-                return mark
-        rest = self._text[match.end() : match.end() + max(map(len, marks))]
-        raise _Unfinished if any(mark.startswith(rest) for mark in marks) else Malformed
+        while True:
+            match = _SPACE.match(self._text, self._at, self._end)
+            assert match is not None
+            self._at = match.end()
+            for mark in marks:
+                if self._text.startswith(mark, self._at, self._end):
+                    self._at += len(mark)
+                    return mark
+            rest = self._text[self._at : min(self._at + max(map(len, marks)), self._end)]
+            if not any(mark.startswith(rest) for mark in marks):
+                raise Malformed
+            yield
 
-    def word(self, *, spaces: bool = True) -> str:
+    def _word(self, *, spaces: bool = True) -> Generator[None, None, str]:
         """Takes a short text without marks. What can't be one is refused before it ends, so that it is not held."""
-        match = _WORD.match(self._text, self.at)
-        assert match is not None
-        word = match[0].strip()
-        if len(word) > MAX_NAME_CHARACTERS or "\n" in word or (not spaces and len(word.split()) > 1):
-            raise Malformed
-        if match.end() == len(self._text):
-            raise _Unfinished
+        while True:
+            match = _WORD.match(self._text, self._at, self._end)
+            assert match is not None
+            word = match[0].strip()
+            if len(match[0]) > MAX_WORD_CHARACTERS or len(word) > MAX_NAME_CHARACTERS or "\n" in word:
+                raise Malformed
+            if not spaces and len(word.split()) > 1:
+                raise Malformed
+            if match.end() < self._end:
+                break
+            yield
         if not word:
             raise Malformed
-        self.at = match.end()
+        self._at = match.end()
         return word
 
-    def until(self, mark: str) -> str:
-        start, end = self.at, self._text.find(mark, self.at)
-        if end < 0:
-            raise _Unfinished
-        self.at = end + len(mark)
-        return self._text[start:end]
+    def _until_end_of_value(self) -> Generator[None, None, str]:
+        self._seen = self._at
+        while (end := self._known.find(self._text, self._seen, self._end)) < 0:
+            self._seen = max(self._at, self._end - len(END_VALUE) + 1)
+            yield
+        value = self._text[self._at : end]
+        self._at = end + len(END_VALUE)
+        return value
 
 
 def _schemas(tools: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Names of the tools with the schemas of their parameters; what is no schema counts as none."""
     for tool in tools:
+        if not isinstance(tool, Mapping):
+            raise UsageError(f"a tool is a {type(tool).__name__}; give objects, as OpenAI's interface takes them")
         function = tool.get("function", tool)
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
         properties = parameters.get("properties") if isinstance(parameters, Mapping) else None

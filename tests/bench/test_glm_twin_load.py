@@ -52,7 +52,7 @@ def test_not_finite_is_said() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_real_layout_within_the_targets(tmp_path: Path) -> None:
     """Layers 38 to 41, of which the first lies in two files; holes, as noise would take 11 GB of disk."""
     paths = write_twin(tmp_path, pinned_layout(), GlmShape())

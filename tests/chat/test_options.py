@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from swarm.chat.cli import main
+from swarm.chat.cli import _piped, main
 from swarm.chat.options import parse
 from swarm.chat.settings import initial_peers
+from swarm.client.config import Timeouts
 from swarm.errors import UsageError
 
 PEER = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWEZXjE41uU4EL2gpkAQeDXYok6wghN7wwNVPF5bwkaNfS"
@@ -97,3 +99,20 @@ def test_every_name_of_the_package_exists() -> None:
             assert getattr(package, name) is not None
     with pytest.raises(AttributeError):
         swarm.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("piped", "raw", "prompt"),
+    [("a\n", False, "a"), ("a\r\n", False, "a"), ("a\n\n", False, "a\n"), (" a ", False, " a "), ("a\n", True, "a\n")],
+)
+def test_the_line_break_that_ends_a_piped_prompt_goes(
+    piped: str, raw: bool, prompt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped.encode())))
+    assert _piped(raw=raw) == prompt
+
+
+def test_the_help_says_that_an_answer_survives_its_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert f"up to {Timeouts().recover_seconds:g} s" in capsys.readouterr().out

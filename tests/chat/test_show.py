@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from swarm.chat.options import parse
+from swarm.chat.screen import Screen
 from swarm.chat.show import printable, route_line, waterfall
+from swarm.client.generate import Generation, GenerationOptions, Vocabulary
 from swarm.client.hop import HopPlace
-from swarm.client.trace import HopTrace, StepTrace
+from swarm.client.steps import StepSession
+from swarm.client.trace import HopTrace, RecoveryTrace, StepTrace
 from swarm.ids import PeerId
 
 ROUTE = (
@@ -42,3 +48,15 @@ def test_a_waterfall_survives_clocks_that_are_off() -> None:
 
 def test_a_model_can_not_send_control_sequences() -> None:
     assert printable("a\x1b[2Jb\tc\nd\x9b") == "a�[2Jb\tc\nd�"
+
+
+def test_the_trace_tells_of_recoveries(capsys: pytest.CaptureFixture[str]) -> None:
+    async def nowhere() -> StepSession:
+        raise AssertionError
+
+    generation = Generation([1], GenerationOptions(), Vocabulary(lambda _: b"", frozenset()), nowhere)
+    recovery = RecoveryTrace(97, (), ((PeerId("d"), (2, 4)),), ("peer b closed the connection",), 0.5, 0.2, 0.1, 1)
+    generation.progress.recoveries.append(recovery)
+    for arguments, lines in (([], ""), (["--trace"], f"{recovery}\n")):
+        Screen(parse([*arguments, "-p", "x", "--no-show-route"])).close(generation, None)  # type: ignore[arg-type]
+        assert capsys.readouterr().err == lines

@@ -12,7 +12,7 @@ import pytest
 from swarm.client.chain import ChainSession
 from swarm.client.config import Timeouts
 from swarm.client.generate import Generation, GenerationOptions, StopReason, Vocabulary
-from swarm.client.reply import Answer, Reply, ReplyFormat, ReplyParser, Thinking
+from swarm.client.reply import Answer, Reply, ReplyEvent, ReplyFormat, ReplyParser, Thinking
 from swarm.client.sampler import GREEDY, SamplingParams
 from swarm.errors import ContextExceeded, PeerFailed, SessionLost, UsageError
 from swarm.protocol import pb
@@ -85,6 +85,26 @@ async def test_a_reply_that_is_broken_off_keeps_what_was_held_back() -> None:
     async with answering([1, 2, 10], GenerationOptions(max_tokens=3), thinker=THINKER) as (generation, _), generation:
         await anext(generation)
     assert generation.progress.reply == Reply("a </th", thinking_unfinished=True)
+
+
+async def test_slots_are_free_before_the_rest_of_the_text_is_parsed() -> None:
+    async with answering([1, 2, 10], GenerationOptions(max_tokens=3), thinker=THINKER) as (generation, network):
+        session: list[ChainSession] = []
+        closed: list[bool] = []
+
+        class Watching(ReplyParser):
+            def finish(self) -> tuple[ReplyEvent, ...]:
+                closed.append(session[0].failure is not None)  # what a closed session says to its users
+                return super().finish()
+
+        async def open_session() -> ChainSession:
+            session.append(await ChainSession.open(network, network.places, TERMS, Timeouts()))
+            return session[0]
+
+        watched = Generation([1, 2, 10], generation.options, THINKER, open_session, parser=Watching())
+        async with watched:
+            await anext(watched)
+    assert closed == [True]
 
 
 async def test_without_marks_the_reply_is_the_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from swarm.client.reply import PLAIN, Answer, Reply, ReplyEvent, ReplyFormat, ReplyParser, Thinking
 from swarm.client.tool_calls import ToolCall
+from swarm.errors import UsageError
 
 GLM = ReplyFormat(thinking=True, tool_calls=True)
 TIME = "<tool_call>time</tool_call>"
@@ -265,3 +267,59 @@ def test_nothing_is_lost(text: str, thinking: bool) -> None:
 def _parts(text: str) -> list[str]:
     """Marks whole, everything else by character."""
     return re.findall(r"</?\w+>|.", text, re.DOTALL)
+
+
+@given(replies, st.integers(20, 60), st.data())
+def test_the_split_does_not_matter_where_calls_grow_too_long(text: str, most: int, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    results = []
+    for pieces in ([text], list(text), [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]):
+        parser = ReplyParser(GLM, max_call=most)
+        events = [*(event for piece in pieces for event in parser.feed(piece)), *parser.finish()]
+        results.append((parser.reply, [event for event in events if isinstance(event, ToolCall)]))
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_call_that_never_ends_becomes_text() -> None:
+    parser = ReplyParser(GLM, max_call=100)
+    begun = "<tool_call>f<arg_key>k</arg_key><arg_value>"
+    events = parser.feed(begun + "x" * 200)
+    assert "".join(event.text for event in events) == begun + "x" * 200
+    assert parser.feed(TIME) == (C(TIME, "time"),)
+
+
+ARGUMENT = "<arg_key>k</arg_key><arg_value>5</arg_value>"
+NESTED = "<arg_key>k</arg_key><arg_value><tool_call>f<arg_key>k</arg_key><arg_value></arg_value>"
+
+
+@pytest.mark.parametrize("repeated", [ARGUMENT, NESTED, "<tool_call>f<arg_key>k</arg_key><arg_value>", "[1," * 20, " "])
+def test_the_time_is_linear(repeated: str) -> None:
+    """Lines executed, not seconds: eight times the text is about eight times the work."""
+    small, large = (_lines("<tool_call>f" + repeated * n) for n in (50, 400))
+    assert large < 12 * small
+
+
+def _lines(text: str) -> int:
+    """Lines of Python that parsing ``text`` executes, in pieces as tokens have them."""
+    count = 0
+
+    def trace(_frame: Any, event: str, _argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    parser = ReplyParser(GLM)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for start in range(0, len(text), 4):
+            parser.feed(text[start : start + 4])
+        parser.finish()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_tool_that_is_no_object_is_refused() -> None:
+    with pytest.raises(UsageError, match="NoneType; give objects"):
+        ReplyParser(GLM, tools=[None])  # type: ignore[list-item]

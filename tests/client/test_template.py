@@ -10,6 +10,7 @@ import pytest
 
 from swarm.client.sandbox import deadline
 from swarm.client.template import ChatTemplate, TemplateError
+from swarm.errors import UsageError
 
 # The template inside SmolLM2-135M-Instruct.
 CHATML = (
@@ -110,6 +111,9 @@ HOSTILE = {
     "huge replace": "{{ ('a' * 4000000).replace('a', 'a' * 4000000) }}",
     "huge replace filter": "{{ ('a' * 4000000) | replace('a', 'a' * 4000000) }}",
     "huge indent": "{{ ('a\n' * 1000000) | indent(8000000) }}",
+    "shared JSON": "{% set n = namespace(a=['x']) %}{% for i in range(30) %}{% set n.a = [n.a, n.a] %}{% endfor %}"
+    "{{ n.a | tojson }}",
+    "wide JSON": "{{ [1, [2, [3]]] | tojson(indent=7000000) }}",
     "huge power": "{{ 9 ** (9 ** (9 ** 9)) }}",
     "huge date": "{{ strftime_now('%1000000000d') }}",
     "not Jinja": "{% if %}",
@@ -153,3 +157,9 @@ def test_a_template_may_refuse_messages() -> None:
 def test_a_model_without_a_template_says_what_to_do() -> None:
     with pytest.raises(TemplateError, match=r"no chat template; .*--raw"):
         ChatTemplate(None).render(USER)
+
+
+@pytest.mark.parametrize("given", [{"messages": [None]}, {"messages": USER, "tools": [None]}])
+def test_what_is_no_message_or_tool_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="NoneType; give objects"):
+        ChatTemplate("{{ messages }}").render(**given)
