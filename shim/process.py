@@ -225,6 +225,11 @@ class EngineProcess:
         self.info = messages.read_info((await self._call(wire.encode({"op": "info"}))).fields)
         return self.info
 
+    def kill(self, reason: str) -> None:
+        """Ends a child that hangs: every waiting call raises EngineDied, which tells ``reason``."""
+        self._reason = self._reason or reason
+        self._kill()
+
     async def close(self) -> None:
         """Ends the child and waits until it is gone. May be called again."""
         self._closing = True

@@ -150,7 +150,7 @@ class Door:
     async def _account(self) -> dict[str, int]:
         """Everything that is 0 in an idle node."""
         node = self._node
-        host = node.shared.host
+        host, journals = node.shared.host, node.shared.journals
         try:
             engine_tokens = sum([await host.position(slot) for slot in range(len(host.info.slot_tokens))])
         except EngineError:
@@ -160,6 +160,9 @@ class Door:
             "engine_tokens": engine_tokens,
             "streams": node.service.open_streams,
             "queue": node.shared.queue,
+            "journals": journals.n_open,
+            "journal_bytes": journals.used_bytes,
+            "journal_file_bytes": journals.spilled_bytes,
         }
 
 

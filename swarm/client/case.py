@@ -25,6 +25,8 @@ class Case:
     waiting_since: float | None = None
     attempts: int = 0
     engines: int = 0
+    engine_losers: set[PeerId] = field(default_factory=set)  # another is asked first, if there is one
+    verdicts: dict[PeerId, SwarmError] = field(default_factory=dict)  # who says that the session itself is at fault
     lost: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     came: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     story: list[str] = field(default_factory=list)
@@ -36,6 +38,11 @@ class Case:
         if what not in self.story and self.told_of[error.peer] < MAX_TOLD_OF_ONE:
             self.told_of[error.peer] += 1
             self.story.append(what)
+
+    def agreed(self, peer: PeerId, verdict: SwarmError) -> bool:
+        """Whether another peer than ``peer`` has said the same."""
+        self.verdicts[peer] = verdict
+        return any(other != peer and isinstance(said, type(verdict)) for other, said in self.verdicts.items())
 
     def told(self) -> str:
         more = len(self.story) - MAX_TOLD

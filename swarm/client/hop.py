@@ -94,6 +94,8 @@ class Hop:
         self._events: HopEvents | None = None
         self._attending: asyncio.Task[None] | None = None
         self._rerouted: asyncio.Future[Rerouted | None] | None = None  # None: the hop has failed
+        self._epoch = 0  # of the newest route
+        self._routes: dict[int, int] = {}  # epochs not confirmed yet: the tokens to keep at most
 
     @classmethod
     async def open(cls, network: Network, place: HopPlace, message: pb.Open, timeouts: Timeouts) -> Hop:
@@ -124,14 +126,17 @@ class Hop:
         return time.monotonic() - self._stream.last_received
 
     def attend(self, events: HopEvents | None, timeouts: Timeouts) -> None:
-        """Tells ``events`` from now on, or nobody. A hop that has failed stays failed."""
+        """Tells ``events`` from now on, or nobody. A hop that has failed stays failed, and says so to them."""
         self._events = events
+        if events is not None and self.failure is not None:
+            events.on_failure(self, self.failure)
         if self._attending is None:
             self._attending = asyncio.create_task(self._attend(timeouts), name="chain session")
 
     async def reroute(self, message: pb.Reroute, seconds: float) -> Rerouted:
         """Puts an attended hop under a new epoch. Raises PeerFailed; the hop is of no more use then."""
         self._rerouted = asyncio.get_running_loop().create_future()
+        self._epoch, self._routes[message.epoch] = message.epoch, message.keep_tokens
         try:
             async with asyncio.timeout(seconds):
                 if self.failure is None:
@@ -211,7 +216,7 @@ class Hop:
                 if self._events is not None:  # else it is of an epoch that is over
                     self._tell(self._events, body)
             case pb.Rerouted():
-                self._answer_reroute(Rerouted(body.position, pushes=True))
+                self._take_rerouted(body)
             case pb.Error():
                 self._take_error(body)
             case pb.StepDone() | pb.Closed():
@@ -231,14 +236,26 @@ class Hop:
     def _take_error(self, body: pb.Error) -> None:
         error = to_swarm_error(body, self.place.peer_id, self.place.layers)
         if body.code == pb.JOURNAL_MISSING and self._rerouted is not None:
-            self._answer_reroute(Rerouted(body.position, pushes=False))
+            # says no epoch: one that a read error of the route before has sent is taken for this one's, which costs a
+            # replay; so the route is not confirmed yet
+            self._answer_reroute(Rerouted(body.position, pushes=False), self._routes.get(self._epoch, 0))
         elif body.code in _LAST_WORDS or not (body.step or body.code in _OF_A_REQUEST):
             self._fail(error)
         elif self._events is not None:
             self._events.on_refusal(self, error)
 
-    def _answer_reroute(self, rerouted: Rerouted) -> None:
-        if self._rerouted is not None and not self._rerouted.done():
+    def _take_rerouted(self, body: pb.Rerouted) -> None:
+        keep = self._routes.pop(body.epoch, None)
+        if keep is None:
+            self._fail(unexpected(self.place, body))
+        elif body.epoch == self._epoch:
+            self._answer_reroute(Rerouted(body.position, pushes=True), keep)
+
+    def _answer_reroute(self, rerouted: Rerouted, keep: int) -> None:
+        if rerouted.position > keep:
+            what = f"it can't hold {rerouted.position} tokens of a session of {keep}"
+            self._fail(to_swarm_error(WireError(pb.MALFORMED, what), self.place.peer_id, self.place.layers))
+        elif self._rerouted is not None and not self._rerouted.done():
             self._rerouted.set_result(rerouted)
 
     def _fail(self, error: SwarmError) -> None:

@@ -14,9 +14,9 @@ from swarm.client.blame import Avoided
 from swarm.client.case import Case
 from swarm.client.chain import ChainSession, StepAnswer, StepRequest
 from swarm.client.hop import HopPlace
-from swarm.client.recovery import Recovery
+from swarm.client.recovery import MENDABLE, Recovery
 from swarm.client.trace import RecoveryTrace
-from swarm.errors import PeerFailed, SwarmError, UsageError
+from swarm.errors import ContextExceeded, SwarmError, UsageError
 from swarm.ids import SessionId
 from swarm.protocol import pb
 from swarm.replay import Track
@@ -103,7 +103,7 @@ class LastingSession:
             sent = self._sent[number] = _Sent(request)
             try:
                 sent.number = await self._chain.send(request)
-            except PeerFailed:
+            except MENDABLE:
                 await self._mend()  # which sends it, too
         return number
 
@@ -129,24 +129,30 @@ class LastingSession:
                 continue
             try:
                 return await chain.fetch_row(position)
-            except PeerFailed:
+            except MENDABLE:
                 await self._mended(chain)
 
     # --- inside
 
     def _check_start(self, request: StepRequest) -> None:
-        """A gap would be refused by the first hop, and look like its failure."""
+        """A gap, and what is beyond the context, would be refused by the first hop, and look like its failure."""
         last = next(reversed(self._sent.values()), None)
         end = self._track.end if last is None else last.request.start + len(last.request.tokens)
         if request.start > end:
             raise UsageError(f"a step starts at {request.start}, after {end} tokens; send those between first")
+        beyond = request.start + len(request.tokens)
+        if beyond > self.terms.context_tokens:
+            raise ContextExceeded(
+                f"a step ends at {beyond}, the session was opened for {self.terms.context_tokens} tokens; "
+                "open one with a longer context"
+            )
 
     async def _lasting(self, call: Callable[[ChainSession], Awaitable[T]]) -> T:
         while True:
             chain = self._chain
             try:
                 return await call(chain)
-            except PeerFailed:
+            except MENDABLE:
                 await self._mended(chain)
 
     async def _mended(self, chain: ChainSession) -> None:

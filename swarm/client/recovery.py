@@ -36,6 +36,9 @@ PATIENCE = 2  # times that a link or a hop may be in trouble before it is left o
 MAX_ENGINES = 2  # a step may cost
 RETRY_SECONDS = 2.0  # before a peer that did not come is asked again
 FIRST_PAUSE_SECONDS = 0.01  # before the third attempt and on, growing
+# what a peer says of the session, not of itself: one may be wrong, so it is left out; two are believed
+VERDICTS = (ContextExceeded, SessionPoisoned)
+MENDABLE = (PeerFailed, *VERDICTS)
 
 Records = Sequence[SpanRecord]
 Tokens = tuple[int, ...]
@@ -74,8 +77,8 @@ class Recovery:
         self, chain: ChainSession, track: Track[Tokens], pending: Sequence[StepRequest], case: Case
     ) -> tuple[ChainSession, list[int]]:
         """The session on a chain that holds what ``track`` says, with the ``pending`` steps under way again, and their
-        numbers there. Takes ``chain``, which has failed, apart. Raises SessionLost and what no other peer can mend;
-        every hop is given up then, as when it is cancelled."""
+        numbers there. Takes ``chain``, which has failed, apart. Raises SessionLost and what two peers say of the
+        session; every hop is given up then, as when it is cancelled."""
         seats: list[Seat] = []
         epochs = itertools.count(chain.epoch + 1)
         self._refused.clear()
@@ -85,7 +88,7 @@ class Recovery:
                 chain, needed = await self._linked(seats, chain, track.end, epochs, case)
                 try:
                     return chain, await self._sent_again(chain, track, needed, pending)
-                except PeerFailed as error:
+                except MENDABLE as error:
                     logger.info("the session broke again while it was replayed: %s", error)
         except BaseException:
             for seat in seats:
@@ -109,16 +112,17 @@ class Recovery:
         await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**case.attempts, POLL_SECONDS) if case.attempts > 2 else 0)
         for index, seat in enumerate(seats):
             peer = seat.place.peer_id
-            if case.troubles[peer, None] >= PATIENCE or any(t.lost and t.place.peer_id == peer for t in chain.troubles):
+            is_lost = any(_is_lost(trouble) and trouble.place.peer_id == peer for trouble in chain.troubles)
+            if is_lost or case.troubles[peer, None] >= PATIENCE:
                 self._empty(seats, index, chain, case)
 
     def _note(self, trouble: Trouble, case: Case) -> None:
         case.tell(trouble.error)
         logger.info("%s", trouble.error)
-        if not isinstance(trouble.error, PeerFailed):
+        if not isinstance(trouble.error, MENDABLE):
             raise trouble.error
         peer, successor = trouble.place.peer_id, trouble.successor
-        if trouble.lost:
+        if _is_lost(trouble):
             self._blame(peer, trouble.error, case)
             return
         case.troubles[peer, successor] += 1
@@ -126,11 +130,14 @@ class Recovery:
             self._avoided.add_edge(peer, successor)
 
     def _blame(self, peer: PeerId, error: SwarmError, case: Case) -> None:
+        if isinstance(error, VERDICTS) and case.agreed(peer, error):
+            raise error
         if is_to_blame(error):
             self._avoided.add(peer)
         if error.code != pb.ENGINE_LOST:
             return
         case.engines += 1
+        case.engine_losers.add(peer)
         if case.engines >= MAX_ENGINES:
             raise SessionPoisoned(
                 f"the steps from position {case.position} on ended {case.engines} engines ({case.told()}); "
@@ -169,7 +176,7 @@ class Recovery:
                 continue
             try:
                 data = await attach(self._swarm.network, hops[0].place, chain.session_id, self._timeouts, epoch)
-            except PeerFailed as error:
+            except MENDABLE as error:
                 self._lose(seats, 0, error, chain, case)
                 continue
             case.linked, case.waiting_since = time.monotonic(), None
@@ -184,7 +191,7 @@ class Recovery:
                 if seat.hop is not None and seat.hop.failure is not None:
                     self._lose(seats, index, seat.hop.failure, chain, case)
             try:
-                planned = self._planned(seats, records, chain)
+                planned = self._planned(seats, records, chain, case)
                 break
             except (NoRoute, ContextExceeded) as error:
                 if fresh:
@@ -196,12 +203,13 @@ class Recovery:
                 self._empty(seats, index, chain, case)
         seats[:] = planned
 
-    def _planned(self, seats: Sequence[Seat], records: Records, chain: ChainSession) -> list[Seat]:
-        """Around banned peers and links if there is a way; those that did not come are asked again after a pause."""
+    def _planned(self, seats: Sequence[Seat], records: Records, chain: ChainSession, case: Case) -> list[Seat]:
+        """Around banned peers and links if there is a way; those that did not come are asked again after a pause, those
+        that won't have this session not at all."""
         now = time.monotonic()
-        refused = frozenset(peer for peer, until in self._refused.items() if until > now)
+        refused = frozenset(peer for peer, until in self._refused.items() if until > now) | case.verdicts.keys()
         request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
-        banned, edges = refused | self._avoided.now(), self._avoided.edges()
+        banned, edges = refused | self._avoided.now() | case.engine_losers, self._avoided.edges()
         try:
             around = replace(request, banned=banned, banned_edges=edges)
             return filled(without_broken_links(seats, edges), records, around)
@@ -251,13 +259,15 @@ class Recovery:
 
     def _lose(self, seats: list[Seat], index: int, error: SwarmError, chain: ChainSession, case: Case) -> None:
         """A hop failed, or one that should come did not."""
-        if not error.peer or isinstance(error, SessionPoisoned):
+        if not error.peer:
             raise error
         case.tell(error)
         logger.info("%s", error)
         peer = seats[index].place.peer_id
         if seats[index].hop is None:
             self._refused[peer] = time.monotonic() + RETRY_SECONDS
+            if isinstance(error, ContextExceeded):
+                return  # of its slots, not of the session
         else:
             self._empty(seats, index, chain, case)
         self._blame(peer, error, case)
@@ -269,6 +279,10 @@ class Recovery:
             tokens = [token for part in step.slices for token in part.content[part.first : part.last]]
             await chain.replay(step.start, tokens, pb.PREFILL if step.chunk else pb.DECODE)
         return [await chain.send(request) for request in pending]
+
+
+def _is_lost(trouble: Trouble) -> bool:
+    return trouble.lost or isinstance(trouble.error, VERDICTS)
 
 
 def _lost(case: Case, reason: SwarmError) -> SessionLost:

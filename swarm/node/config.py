@@ -21,6 +21,9 @@ class Timeouts:
     drain_seconds: float = 60.0  # running sessions after SIGTERM
     restart_first_seconds: float = 0.2  # the engine is started again after this pause, doubled each time
     restart_longest_seconds: float = 30.0
+    engine_seconds: float = (
+        120.0  # one call of the engine; ten times its slowest so far, up to 5 times this, where it is slow
+    )
 
 
 @dataclass(frozen=True)

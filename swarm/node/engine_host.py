@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from shim.errors import EngineDied, EngineError
 from shim.process import EngineProcess
@@ -14,6 +15,10 @@ from swarm.ids import SessionId
 from swarm.node.config import Limits, Timeouts
 
 logger = logging.getLogger(__name__)
+
+LOOKS = 8  # at the calls, in the time that one may take
+SLOWER = 10  # a call may be than all before
+MOST = 5  # times the usual limit, for a machine that slept is no slow one
 
 
 class Strikes:
@@ -35,8 +40,8 @@ class Strikes:
 class EngineHost:
     """One engine, across any number of deaths of its process.
 
-    ``supervise`` is to run as a task as long as the host is used; ``close`` ends the child. ``on_lost`` is called when
-    the engine died and every slot is empty, ``on_back`` when a new one serves.
+    ``supervise`` is to run as a task as long as the host is used, and ends an engine that hangs; ``close`` ends the
+    child. ``on_lost`` is called when the engine died and every slot is empty, ``on_back`` when a new one serves.
     """
 
     def __init__(self, config: EngineConfig, timeouts: Timeouts, limits: Limits) -> None:
@@ -46,6 +51,8 @@ class EngineHost:
         self._info: EngineInfo | None = None
         self._running: dict[object, tuple[SessionId, ...]] = {}  # calls in the order they were handed over
         self._blamed: EngineProcess | None = None
+        self._answered = 0
+        self._slowest_seconds = 0.0
         self.strikes = Strikes(limits.remembered_sessions)
         self.restarts = 0
         self.on_lost: Callable[[EngineDied], None] = lambda _died: None
@@ -81,7 +88,7 @@ class EngineHost:
         while True:
             engine = self._engine
             assert engine is not None
-            died = await asyncio.shield(engine.died)
+            died = await self._death(engine)
             self._engine = None
             last = f"; its last words: {died.last_lines[-1]}" if died.last_lines else ""
             logger.error("the engine died (%s)%s; its sessions are lost and it is started again", died, last)
@@ -89,6 +96,21 @@ class EngineHost:
             await engine.close()
             await self._restart()
             self.on_back()
+
+    async def _death(self, engine: EngineProcess) -> EngineDied:
+        """Waits for it, and brings it about when the oldest call takes too long: whoever waits for a hung engine can't
+        know that it hangs, for the node itself answers. Looks are counted, so that a pause of this program is one."""
+        standing, answered = 0, self._answered
+        while not engine.died.done():
+            usual = self._timeouts.engine_seconds
+            seconds = min(max(usual, SLOWER * self._slowest_seconds), MOST * usual)
+            await asyncio.wait({engine.died}, timeout=seconds / LOOKS)
+            standing = standing + 1 if self._running and answered == self._answered else 0
+            answered = self._answered
+            if standing > LOOKS:  # the first may have been early
+                engine.kill(f"it answered no call for {seconds:.3g} s")
+                standing = 0
+        return engine.died.result()
 
     async def _restart(self) -> None:
         pause = self._timeouts.restart_first_seconds
@@ -106,35 +128,47 @@ class EngineHost:
         self, sessions: tuple[SessionId, ...], batch: StepBatch, summaries: Sequence[SummarySpec]
     ) -> tuple[StepResult, float]:
         """As ``EngineProcess.step``; ``sessions`` are the ones to blame when the engine dies of it."""
-        engine = self._living()
-        call = object()
-        self._running[call] = sessions
-        try:
-            return await engine.step(batch, summaries)
-        except EngineDied:
-            self._blame(engine)
-            raise
-        finally:
-            del self._running[call]
+        with self._call(sessions) as engine:
+            result, waited_seconds = await engine.step(batch, summaries)
+        self._slowest_seconds = max(self._slowest_seconds, result.compute_seconds)
+        return result, waited_seconds
 
     async def row(self, slot: int) -> Floats:
-        return await self._living().row(slot)
+        with self._call() as engine:
+            return await engine.row(slot)
 
     async def truncate(self, slot: int, position: int) -> None:
-        await self._living().truncate(slot, position)
+        with self._call() as engine:
+            await engine.truncate(slot, position)
 
     async def position(self, slot: int) -> int:
-        return await self._living().position(slot)
+        with self._call() as engine:
+            return await engine.position(slot)
 
     async def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
 
-    def _living(self) -> EngineProcess:
-        if self._engine is None:
+    @contextmanager
+    def _call(self, sessions: tuple[SessionId, ...] = ()) -> Iterator[EngineProcess]:
+        engine = self._engine
+        if engine is None:
             raise EngineDied("the engine is being started again")
-        return self._engine
+        call = object()
+        self._running[call] = sessions
+        try:
+            yield engine
+        except EngineDied:
+            self._blame(engine)
+            raise
+        except EngineError:
+            self._answered += 1
+            raise
+        else:
+            self._answered += 1
+        finally:
+            del self._running[call]
 
     def _blame(self, engine: EngineProcess) -> None:
         # calls queue in the pipe: only the oldest was running

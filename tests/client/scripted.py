@@ -66,6 +66,9 @@ class ScriptedHop:
     """
 
     refuse: pb.Error | None = None
+    on_reroute: Callable[[pb.Reroute], Sequence[pb.Rerouted | pb.Error]] = lambda route: [
+        pb.Rerouted(epoch=route.epoch, position=route.keep_tokens)
+    ]
     answers_open: bool = True
     answers_pings: bool = True
     answers_steps: bool = True
@@ -103,7 +106,8 @@ class ScriptedHop:
                 await stream.send(pb.Pong(nonce=body.nonce, clock_us=_now_us(), position=held))
             if isinstance(body, pb.Reroute):
                 self.rerouted.append(body)
-                await stream.send(pb.Rerouted(epoch=body.epoch, position=body.keep_tokens))
+                for answer in self.on_reroute(body):
+                    await stream.send(answer)
             if isinstance(body, pb.RowRequest):
                 step = self.steps[-1]
                 for part in row_parts(body.position, row_of(step.tokens[-1], body.position).tobytes()):

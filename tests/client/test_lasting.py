@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -231,16 +231,108 @@ async def test_two_engines_are_enough() -> None:
             await stepping
 
 
-async def test_what_no_other_peer_can_mend_is_raised() -> None:
+async def test_an_engine_is_not_risked_again_where_one_was_lost() -> None:
     async with scene((10, 20)) as at:
         await at.prefilled()
-        full = pb.Error(code=pb.CONTEXT_FULL, message="no more", step=3)
+        await at.lose(1, pb.Error(code=pb.ENGINE_LOST, message="signal 9"))
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        assert at.peers()[1] == "peer3"
+
+
+FULL = pb.Error(code=pb.CONTEXT_FULL, message="no more", step=3)
+POISONED = pb.Error(code=pb.SESSION_POISONED, message="it ends engines")
+
+
+@pytest.mark.parametrize(("said", "kind"), [(FULL, ContextExceeded), (POISONED, SessionPoisoned)])
+async def test_what_one_hop_says_of_the_session_costs_its_seat_and_two_are_believed(
+    said: pb.Error, kind: type[SwarmError]
+) -> None:
+    async with scene((10, 20), (10, 20)) as at:
+        await at.prefilled()
         at.hops[0].answers_steps = False
         stepping = asyncio.create_task(at.session.step(StepRequest(4, (9,), pb.DECODE, ROW)))
         await until(lambda: len(at.hops[0].steps) == 3)
-        await at.hops[1].say(full)
-        with pytest.raises(ContextExceeded):
+        await at.hops[1].say(said)
+        await until(lambda: at.peers()[1] != "peer1")
+        assert not stepping.done()
+        await at.hops[int(at.peers()[1][-1])].say(said)
+        with pytest.raises(kind):
             await stepping
+
+
+def _twice(route: pb.Reroute) -> list[pb.Rerouted | pb.Error]:
+    return [pb.Rerouted(epoch=route.epoch, position=route.keep_tokens)] * 2
+
+
+def _of_another_epoch(route: pb.Reroute) -> list[pb.Rerouted | pb.Error]:
+    return [pb.Rerouted(epoch=route.epoch + 1, position=route.keep_tokens)]
+
+
+def _too_much(route: pb.Reroute) -> list[pb.Rerouted | pb.Error]:
+    return [pb.Rerouted(epoch=route.epoch, position=route.keep_tokens + 1)]
+
+
+def _too_much_without_a_journal(route: pb.Reroute) -> list[pb.Rerouted | pb.Error]:
+    return [pb.Error(code=pb.JOURNAL_MISSING, message="none", position=route.keep_tokens + 1)]
+
+
+@pytest.mark.parametrize("answers", [_twice, _of_another_epoch, _too_much, _too_much_without_a_journal])
+async def test_a_hop_that_answers_a_route_with_nonsense_is_replaced(
+    answers: Callable[[pb.Reroute], list[pb.Rerouted | pb.Error]],
+) -> None:
+    async with scene((10, 20), (20, 30)) as at:
+        await at.prefilled()
+        at.hops[2].on_reroute = answers
+        await at.lose(1)
+        answer = await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        assert answer.row is not None and answer.row.top_ids[0] == row_of(9, 4).argmax()
+        assert at.peers() == ["peer0", "peer3", "peer4"]
+        assert "peer2" in at.avoided.now()
+
+
+async def test_a_journal_s_read_error_that_crosses_a_new_route_is_no_nonsense() -> None:
+    """It comes before the route's own answer, which may even come after the next one was asked for."""
+    async with scene((10, 20), (10, 20)) as at:
+        await at.prefilled()
+        crossing = pb.Error(code=pb.JOURNAL_MISSING, message="the journal can't be read")
+        at.hops[0].on_reroute = lambda route: [crossing, pb.Rerouted(epoch=route.epoch, position=route.keep_tokens)]
+        await at.lose(1)
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        assert at.peers()[0] == "peer0"
+        assert [step.start for step in at.hops[0].steps if step.replay] == [0, 3], "all is fed anew"
+
+
+async def test_one_hop_cannot_refuse_the_session_for_all() -> None:
+    async with scene((10, 20), (10, 20), (20, 30)) as at:
+        await at.prefilled()
+        at.hops[2].on_reroute = lambda _route: [POISONED]
+        await at.lose(1)
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        assert at.peers()[2] == "peer5"
+        await at.session.step(StepRequest(5, (9,), pb.DECODE, ROW))
+        spare = 7 - int(at.peers()[1][-1])  # of 3 and 4
+        at.hops[spare].refuse = POISONED
+        await at.lose(7 - spare)
+        await at.session.step(StepRequest(6, (9,), pb.DECODE, ROW))
+        assert at.hops[spare].opened and at.peers()[1] != f"peer{spare}"
+
+
+async def test_two_that_won_t_have_the_session_are_believed() -> None:
+    async with scene((10, 20), (10, 20)) as at:
+        await at.prefilled()
+        at.hops[3].refuse = at.hops[4].refuse = POISONED
+        at.network.unreachable.add("peer1")
+        await at.lose(1)
+        with pytest.raises(SessionPoisoned, match="it ends engines"):
+            await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+
+
+async def test_beyond_the_context_is_said_before_any_hop_is_asked() -> None:
+    async with scene() as at:
+        await at.prefilled()
+        with pytest.raises(ContextExceeded, match="opened for 1000 tokens"):
+            await at.session.send(StepRequest(4, tuple(range(997)), pb.PREFILL, ROW))
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
 
 
 async def test_closing_ends_a_recovery_that_waits() -> None:
