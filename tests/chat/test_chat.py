@@ -69,7 +69,8 @@ def test_one_answer_on_stdout_and_nothing_else(environment: dict[str, str]) -> N
     )
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
-    assert done.stderr == ""
+    # the first client of a machine says what it waits for
+    assert [line for line in done.stderr.splitlines() if "fetching the tokenizer" not in line] == []
 
 
 def test_a_piped_prompt_with_route_and_trace(chat: Chat) -> None:
