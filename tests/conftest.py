@@ -14,8 +14,9 @@ from tests import models
 
 
 def pytest_configure() -> None:
-    # a job in the background of a script ignores SIGINT, and so would every program that a test starts
+    # a job in the background of a script ignores SIGINT, one under nohup SIGHUP, and so would all that a test starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
