@@ -10,6 +10,7 @@ from swarm.protocol.limits import (
     INFO_STREAM,
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
+    STATE_STREAM,
 )
 from swarm.protocol.parts import PartJoiner, artifact_parts, row_parts
 from swarm.protocol.steps import ReceivedStep, StepAssembler, split_step
@@ -23,6 +24,7 @@ __all__ = [
     "INFO_STREAM",
     "MAX_FRAME_BYTES",
     "PROTOCOL_VERSION",
+    "STATE_STREAM",
     "Activations",
     "Body",
     "FrameStream",

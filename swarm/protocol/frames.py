@@ -33,10 +33,17 @@ Body: TypeAlias = (
     | pb.Row
     | pb.LinkFailed
     | pb.StepDone
+    | pb.Draining
+    | pb.CopyState
+    | pb.Copied
     | pb.Attach
     | pb.Attached
     | pb.Step
     | pb.StepPart
+    | pb.StateOffer
+    | pb.StateAccepted
+    | pb.KvRows
+    | pb.StateHeld
     | pb.Error
 )
 Chunk: TypeAlias = bytes | bytearray | memoryview

@@ -8,6 +8,7 @@ PROTOCOL_VERSION = 1
 INFO_STREAM = "glm-swarm/1/info"
 CONTROL_STREAM = "glm-swarm/1/control"
 DATA_STREAM = "glm-swarm/1/data"
+STATE_STREAM = "glm-swarm/1/state"
 
 LENGTH_BYTES = 4  # big-endian length before each frame
 MAX_FRAME_BYTES = 1 << 20  # without the length
@@ -40,6 +41,7 @@ MAX_ENCODINGS = 16
 MAX_ARTIFACT_PIECE_BYTES = 1 << 28  # a manifest or a header
 MAX_ROW_BYTES = 1 << 24  # a vocabulary of four million
 MAX_SECONDS = 1e9
+MAX_KV_ROW_BYTES = 512 << 10  # of one layer and position
 
 
 _STEPS_OF_A_HOP = 1 << 40

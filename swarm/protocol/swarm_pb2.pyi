@@ -8,6 +8,8 @@ Streams (libp2p protocol names):
   glm-swarm/1/control  client to each hop, one per session
   glm-swarm/1/data     one per session and pair of neighbours; the client is the entry's predecessor. The receiver of
                        the steps sends a Pong every second, and an Error as its last word
+  glm-swarm/1/state    what a hop holds of a session, to an understudy that may take its place: KvRows, and Steps that
+                       fill its journal; the receiver sends a Pong every second, and an Error as its last word
 
 Units: *_us microseconds, *_bytes bytes, *_tokens tokens. Layers are half-open ranges. Peer ids are base58 text.
 Fields are only ever added; a reader ignores the ones it does not know.
@@ -182,10 +184,17 @@ class Frame(_message.Message):
     ROW_FIELD_NUMBER: _builtins.int
     LINK_FAILED_FIELD_NUMBER: _builtins.int
     STEP_DONE_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    COPY_STATE_FIELD_NUMBER: _builtins.int
+    COPIED_FIELD_NUMBER: _builtins.int
     ATTACH_FIELD_NUMBER: _builtins.int
     ATTACHED_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     STEP_PART_FIELD_NUMBER: _builtins.int
+    STATE_OFFER_FIELD_NUMBER: _builtins.int
+    STATE_ACCEPTED_FIELD_NUMBER: _builtins.int
+    KV_ROWS_FIELD_NUMBER: _builtins.int
+    STATE_HELD_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     @_builtins.property
@@ -223,6 +232,12 @@ class Frame(_message.Message):
     @_builtins.property
     def step_done(self) -> Global___StepDone: ...
     @_builtins.property
+    def draining(self) -> Global___Draining: ...
+    @_builtins.property
+    def copy_state(self) -> Global___CopyState: ...
+    @_builtins.property
+    def copied(self) -> Global___Copied: ...
+    @_builtins.property
     def attach(self) -> Global___Attach: ...
     @_builtins.property
     def attached(self) -> Global___Attached: ...
@@ -230,6 +245,14 @@ class Frame(_message.Message):
     def step(self) -> Global___Step: ...
     @_builtins.property
     def step_part(self) -> Global___StepPart: ...
+    @_builtins.property
+    def state_offer(self) -> Global___StateOffer: ...
+    @_builtins.property
+    def state_accepted(self) -> Global___StateAccepted: ...
+    @_builtins.property
+    def kv_rows(self) -> Global___KvRows: ...
+    @_builtins.property
+    def state_held(self) -> Global___StateHeld: ...
     @_builtins.property
     def error(self) -> Global___Error: ...
     def __init__(
@@ -253,17 +276,24 @@ class Frame(_message.Message):
         row: Global___Row | None = ...,
         link_failed: Global___LinkFailed | None = ...,
         step_done: Global___StepDone | None = ...,
+        draining: Global___Draining | None = ...,
+        copy_state: Global___CopyState | None = ...,
+        copied: Global___Copied | None = ...,
         attach: Global___Attach | None = ...,
         attached: Global___Attached | None = ...,
         step: Global___Step | None = ...,
         step_part: Global___StepPart | None = ...,
+        state_offer: Global___StateOffer | None = ...,
+        state_accepted: Global___StateAccepted | None = ...,
+        kv_rows: Global___KvRows | None = ...,
+        state_held: Global___StateHeld | None = ...,
         error: Global___Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "artifact_part", b"artifact_part", "artifact_request", b"artifact_request", "attach", b"attach", "attached", b"attached", "body", b"body", "close", b"close", "closed", b"closed", "describe", b"describe", "description", b"description", "error", b"error", "link_failed", b"link_failed", "open", b"open", "opened", b"opened", "ping", b"ping", "pong", b"pong", "reroute", b"reroute", "rerouted", b"rerouted", "row", b"row", "row_request", b"row_request", "step", b"step", "step_done", b"step_done", "step_part", b"step_part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "artifact_part", b"artifact_part", "artifact_request", b"artifact_request", "attach", b"attach", "attached", b"attached", "body", b"body", "close", b"close", "closed", b"closed", "copied", b"copied", "copy_state", b"copy_state", "describe", b"describe", "description", b"description", "draining", b"draining", "error", b"error", "kv_rows", b"kv_rows", "link_failed", b"link_failed", "open", b"open", "opened", b"opened", "ping", b"ping", "pong", b"pong", "reroute", b"reroute", "rerouted", b"rerouted", "row", b"row", "row_request", b"row_request", "state_accepted", b"state_accepted", "state_held", b"state_held", "state_offer", b"state_offer", "step", b"step", "step_done", b"step_done", "step_part", b"step_part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "artifact_part", b"artifact_part", "artifact_request", b"artifact_request", "attach", b"attach", "attached", b"attached", "body", b"body", "close", b"close", "closed", b"closed", "describe", b"describe", "description", b"description", "error", b"error", "link_failed", b"link_failed", "open", b"open", "opened", b"opened", "ping", b"ping", "pong", b"pong", "reroute", b"reroute", "rerouted", b"rerouted", "row", b"row", "row_request", b"row_request", "step", b"step", "step_done", b"step_done", "step_part", b"step_part", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "artifact_part", b"artifact_part", "artifact_request", b"artifact_request", "attach", b"attach", "attached", b"attached", "body", b"body", "close", b"close", "closed", b"closed", "copied", b"copied", "copy_state", b"copy_state", "describe", b"describe", "description", b"description", "draining", b"draining", "error", b"error", "kv_rows", b"kv_rows", "link_failed", b"link_failed", "open", b"open", "opened", b"opened", "ping", b"ping", "pong", b"pong", "reroute", b"reroute", "rerouted", b"rerouted", "row", b"row", "row_request", b"row_request", "state_accepted", b"state_accepted", "state_held", b"state_held", "state_offer", b"state_offer", "step", b"step", "step_done", b"step_done", "step_part", b"step_part", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["describe", "description", "artifact_request", "artifact_part", "open", "opened", "reroute", "rerouted", "close", "closed", "ping", "pong", "answer", "row_request", "row", "link_failed", "step_done", "attach", "attached", "step", "step_part", "error"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["describe", "description", "artifact_request", "artifact_part", "open", "opened", "reroute", "rerouted", "close", "closed", "ping", "pong", "answer", "row_request", "row", "link_failed", "step_done", "draining", "copy_state", "copied", "attach", "attached", "step", "step_part", "state_offer", "state_accepted", "kv_rows", "state_held", "error"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -492,6 +522,8 @@ class Open(_message.Message):
     KEEP_JOURNAL_FIELD_NUMBER: _builtins.int
     PURPOSE_FIELD_NUMBER: _builtins.int
     SUCCESSOR_POSITION_FIELD_NUMBER: _builtins.int
+    UNDERSTUDY_OF_FIELD_NUMBER: _builtins.int
+    SUSPECT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     """16 random bytes"""
     epoch: _builtins.int
@@ -509,6 +541,8 @@ class Open(_message.Message):
     """free text for the operator: "chat", "canary" """
     successor_position: _builtins.int
     """what the successor holds already: replayed rows below are not sent on"""
+    suspect: _builtins.bool
+    """a step of the session may have ended an engine: its steps share no engine call"""
     @_builtins.property
     def run(self) -> Global___Layers:
         """inside the node's span, starting and ending at legal cuts"""
@@ -520,6 +554,12 @@ class Open(_message.Message):
     @_builtins.property
     def successor(self) -> Global___Neighbour:
         """absent on the exit"""
+
+    @_builtins.property
+    def understudy_of(self) -> Global___Neighbour:
+        """Whose place this hop may take one day. It gets what that one holds, over a state stream, and computes nothing until
+        a Reroute under a higher epoch puts it into the chain.
+        """
 
     def __init__(
         self,
@@ -538,10 +578,12 @@ class Open(_message.Message):
         keep_journal: _builtins.bool = ...,
         purpose: _builtins.str = ...,
         successor_position: _builtins.int = ...,
+        understudy_of: Global___Neighbour | None = ...,
+        suspect: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["predecessor", b"predecessor", "run", b"run", "successor", b"successor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["predecessor", b"predecessor", "run", b"run", "successor", b"successor", "understudy_of", b"understudy_of"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_id", b"artifact_id", "chunk_tokens", b"chunk_tokens", "context_tokens", b"context_tokens", "encoding", b"encoding", "epoch", b"epoch", "hop_index", b"hop_index", "keep_journal", b"keep_journal", "numerics_id", b"numerics_id", "predecessor", b"predecessor", "purpose", b"purpose", "run", b"run", "session_id", b"session_id", "successor", b"successor", "successor_position", b"successor_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_id", b"artifact_id", "chunk_tokens", b"chunk_tokens", "context_tokens", b"context_tokens", "encoding", b"encoding", "epoch", b"epoch", "hop_index", b"hop_index", "keep_journal", b"keep_journal", "numerics_id", b"numerics_id", "predecessor", b"predecessor", "purpose", b"purpose", "run", b"run", "session_id", b"session_id", "successor", b"successor", "successor_position", b"successor_position", "suspect", b"suspect", "understudy_of", b"understudy_of"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -754,6 +796,7 @@ class HopTiming(_message.Message):
     IPC_US_FIELD_NUMBER: _builtins.int
     BATCH_ROWS_FIELD_NUMBER: _builtins.int
     BATCH_SESSIONS_FIELD_NUMBER: _builtins.int
+    REPLAY_US_FIELD_NUMBER: _builtins.int
     hop_index: _builtins.int
     received_us: _builtins.int
     """last byte of the step read"""
@@ -770,6 +813,8 @@ class HopTiming(_message.Message):
     batch_rows: _builtins.int
     """rows in the engine call"""
     batch_sessions: _builtins.int
+    replay_us: _builtins.int
+    """inside engine calls for replayed rows of the session, since the last answer"""
     def __init__(
         self,
         *,
@@ -782,10 +827,11 @@ class HopTiming(_message.Message):
         ipc_us: _builtins.int = ...,
         batch_rows: _builtins.int = ...,
         batch_sessions: _builtins.int = ...,
+        replay_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "batch_sessions", b"batch_sessions", "compute_us", b"compute_us", "hop_index", b"hop_index", "ipc_us", b"ipc_us", "queue_us", b"queue_us", "received_us", b"received_us", "sent_us", b"sent_us", "serialise_us", b"serialise_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "batch_sessions", b"batch_sessions", "compute_us", b"compute_us", "hop_index", b"hop_index", "ipc_us", b"ipc_us", "queue_us", b"queue_us", "received_us", b"received_us", "replay_us", b"replay_us", "sent_us", b"sent_us", "serialise_us", b"serialise_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -989,6 +1035,107 @@ class LinkFailed(_message.Message):
 Global___LinkFailed: _TypeAlias = LinkFailed  # noqa: Y015
 
 @_typing.final
+class Draining(_message.Message):
+    """The node is about to leave. It goes on with its sessions for so long; whoever can moves them before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.bytes
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.bytes = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draining: _TypeAlias = Draining  # noqa: Y015
+
+@_typing.final
+class CopyState(_message.Message):
+    """The hop is to copy what it holds to an understudy: finished blocks of 512 tokens as they come, and, once upto_tokens is
+    set, everything below that, the journal too. A later message for the same understudy changes upto_tokens. An understudy
+    may run a part of the hop's layers; others are left out. Answered with Copied whenever the understudy holds more.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    UNDERSTUDY_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    UPTO_TOKENS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.bytes
+    upto_tokens: _builtins.int
+    """0: finished blocks only"""
+    @_builtins.property
+    def understudy(self) -> Global___Neighbour: ...
+    @_builtins.property
+    def run(self) -> Global___Layers:
+        """the understudy's"""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.bytes = ...,
+        understudy: Global___Neighbour | None = ...,
+        run: Global___Layers | None = ...,
+        upto_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "understudy", b"understudy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "session_id", b"session_id", "understudy", b"understudy", "upto_tokens", b"upto_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyState: _TypeAlias = CopyState  # noqa: Y015
+
+@_typing.final
+class Copied(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    UNDERSTUDY_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    JOURNAL_FIRST_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.bytes
+    understudy: _builtins.str
+    """peer id"""
+    position: _builtins.int
+    """tokens that it holds of every layer it runs"""
+    journal_first: _builtins.int
+    """earliest start that its journal can push from; position when it has none"""
+    done: _builtins.bool
+    """upto_tokens is reached"""
+    failure: _builtins.str
+    """why nothing more is copied; empty while all is well"""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.bytes = ...,
+        understudy: _builtins.str = ...,
+        position: _builtins.int = ...,
+        journal_first: _builtins.int = ...,
+        done: _builtins.bool = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failure", b"failure", "journal_first", b"journal_first", "position", b"position", "session_id", b"session_id", "understudy", b"understudy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Copied: _TypeAlias = Copied  # noqa: Y015
+
+@_typing.final
 class Attach(_message.Message):
     """--- data ---------------------------------------------------------------------------------------------------------"""
 
@@ -1179,6 +1326,129 @@ class StepPart(_message.Message):
 Global___StepPart: _TypeAlias = StepPart  # noqa: Y015
 
 @_typing.final
+class StateOffer(_message.Message):
+    """--- state --------------------------------------------------------------------------------------------------------
+
+    The first frame of a state stream. The understudy takes it only from the peer that its client named.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ARTIFACT_ID_FIELD_NUMBER: _builtins.int
+    NUMERICS_ID_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.bytes
+    artifact_id: _builtins.str
+    numerics_id: _builtins.str
+    """KV rows mean something only to an engine with the same"""
+    @_builtins.property
+    def run(self) -> Global___Layers:
+        """layers that are offered; the understudy refuses when it runs others"""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.bytes = ...,
+        artifact_id: _builtins.str = ...,
+        numerics_id: _builtins.str = ...,
+        run: Global___Layers | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_id", b"artifact_id", "numerics_id", b"numerics_id", "run", b"run", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateOffer: _TypeAlias = StateOffer  # noqa: Y015
+
+@_typing.final
+class StateAccepted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """tokens held already"""
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateAccepted: _TypeAlias = StateAccepted  # noqa: Y015
+
+@_typing.final
+class KvRows(_message.Message):
+    """Rows of one layer at positions [first, first + count): keys, then values, then indexer keys, as swarm_engine_kv_read
+    gives them. A layer is written upwards; what it holds at or above `first` is dropped.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    KEY_BYTES_FIELD_NUMBER: _builtins.int
+    VALUE_BYTES_FIELD_NUMBER: _builtins.int
+    INDEXER_BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    first: _builtins.int
+    count: _builtins.int
+    key_bytes: _builtins.int
+    """of one row, 0 where the layer has none; the receiver compares them with its own"""
+    value_bytes: _builtins.int
+    indexer_bytes: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        first: _builtins.int = ...,
+        count: _builtins.int = ...,
+        key_bytes: _builtins.int = ...,
+        value_bytes: _builtins.int = ...,
+        indexer_bytes: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "data", b"data", "first", b"first", "indexer_bytes", b"indexer_bytes", "key_bytes", b"key_bytes", "layer", b"layer", "value_bytes", b"value_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvRows: _TypeAlias = KvRows  # noqa: Y015
+
+@_typing.final
+class StateHeld(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    JOURNAL_FIRST_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """tokens held of every layer"""
+    journal_first: _builtins.int
+    """as in Copied"""
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        journal_first: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["journal_first", b"journal_first", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateHeld: _TypeAlias = StateHeld  # noqa: Y015
+
+@_typing.final
 class Error(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1190,6 +1460,7 @@ class Error(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     THEIRS_FIELD_NUMBER: _builtins.int
     OURS_FIELD_NUMBER: _builtins.int
+    BLAMED_FIELD_NUMBER: _builtins.int
     code: Global___ErrorCode.ValueType
     message: _builtins.str
     retry_after_seconds: _builtins.float
@@ -1199,6 +1470,8 @@ class Error(_message.Message):
     """what the hop holds, with GAP"""
     theirs: _builtins.str
     ours: _builtins.str
+    blamed: _builtins.bool
+    """with ENGINE_LOST: a step of this session was in the engine when it died"""
     def __init__(
         self,
         *,
@@ -1210,10 +1483,11 @@ class Error(_message.Message):
         position: _builtins.int = ...,
         theirs: _builtins.str = ...,
         ours: _builtins.str = ...,
+        blamed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "ours", b"ours", "position", b"position", "retry_after_seconds", b"retry_after_seconds", "session_id", b"session_id", "step", b"step", "theirs", b"theirs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blamed", b"blamed", "code", b"code", "message", b"message", "ours", b"ours", "position", b"position", "retry_after_seconds", b"retry_after_seconds", "session_id", b"session_id", "step", b"step", "theirs", b"theirs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

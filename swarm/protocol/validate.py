@@ -174,6 +174,8 @@ def _open(message: pb.Open) -> None:
     _between("hop_index", message.hop_index, 0, limits.MAX_HOPS - 1)
     _text("purpose", message.purpose)
     _position("successor_position", message.successor_position)
+    if message.HasField("understudy_of"):
+        _neighbour("understudy_of", message.understudy_of)
 
 
 def _opened(message: pb.Opened) -> None:
@@ -276,6 +278,28 @@ def _link_failed(message: pb.LinkFailed) -> None:
     _text("cause", message.cause)
 
 
+def _draining(message: pb.Draining) -> None:
+    _session_id(message.session_id)
+    _between("seconds", message.seconds, 0, limits.MAX_SECONDS)
+
+
+def _copy_state(message: pb.CopyState) -> None:
+    _session_id(message.session_id)
+    if not message.HasField("understudy"):
+        raise _malformed("understudy is missing")
+    _neighbour("understudy", message.understudy)
+    _layers("run", message.run)
+    _position("upto_tokens", message.upto_tokens)
+
+
+def _copied(message: pb.Copied) -> None:
+    _session_id(message.session_id)
+    _peer_id("understudy", message.understudy)
+    _position("position", message.position)
+    _position("journal_first", message.journal_first)
+    _text("failure", message.failure)
+
+
 # --- data
 
 
@@ -343,6 +367,35 @@ def _step_part(message: pb.StepPart) -> None:
         raise _malformed("a part of the step is empty")
 
 
+# --- state
+
+
+def _state_offer(message: pb.StateOffer) -> None:
+    _session_id(message.session_id)
+    _artifact_id(message.artifact_id)
+    _text("numerics_id", message.numerics_id, limits.MAX_NUMERICS_ID)
+    _layers("run", message.run)
+
+
+def _state_accepted(message: pb.StateAccepted) -> None:
+    _position("position", message.position)
+
+
+def _kv_rows(message: pb.KvRows) -> None:
+    _between("layer", message.layer, 0, limits.MAX_LAYERS)
+    _between("count", message.count, 1, limits.MAX_STEP_TOKENS)
+    _position("first + count", message.first + message.count)
+    row_bytes = message.key_bytes + message.value_bytes + message.indexer_bytes
+    _between("the bytes of a row", row_bytes, 1, limits.MAX_KV_ROW_BYTES)
+    if len(message.data) != message.count * row_bytes:
+        raise _malformed(f"data has {len(message.data)} bytes, count and row bytes give {message.count * row_bytes}")
+
+
+def _state_held(message: pb.StateHeld) -> None:
+    _position("position", message.position)
+    _position("journal_first", message.journal_first)
+
+
 # --- errors
 
 
@@ -375,9 +428,16 @@ _RULES: dict[type[Message], Callable[[Any], None]] = {
     pb.Row: _row,
     pb.LinkFailed: _link_failed,
     pb.StepDone: _step_done,
+    pb.Draining: _draining,
+    pb.CopyState: _copy_state,
+    pb.Copied: _copied,
     pb.Attach: _attach,
     pb.Attached: _attached,
     pb.Step: _step,
     pb.StepPart: _step_part,
+    pb.StateOffer: _state_offer,
+    pb.StateAccepted: _state_accepted,
+    pb.KvRows: _kv_rows,
+    pb.StateHeld: _state_held,
     pb.Error: _error,
 }

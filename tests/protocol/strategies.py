@@ -107,6 +107,21 @@ def cut_pieces(draw: st.DrawFn) -> tuple[int, int, bytes]:
     return offset, offset + len(data) + 4 * draw(st.integers(0, 1000)), data
 
 
+@st.composite
+def kv_rows(draw: st.DrawFn) -> pb.KvRows:
+    count = draw(st.integers(1, 8))
+    row_bytes = draw(st.tuples(*(st.integers(0, 16) for _ in range(3))).filter(any))
+    return pb.KvRows(
+        layer=draw(st.integers(0, limits.MAX_LAYERS)),
+        first=draw(st.integers(0, limits.MAX_CONTEXT_TOKENS - count)),
+        count=count,
+        key_bytes=row_bytes[0],
+        value_bytes=row_bytes[1],
+        indexer_bytes=row_bytes[2],
+        data=draw(st.binary(min_size=count * sum(row_bytes), max_size=count * sum(row_bytes))),
+    )
+
+
 bodies: dict[type[Body], st.SearchStrategy[Body]] = {
     pb.DescribeRequest: st.builds(pb.DescribeRequest),
     pb.NodeDescription: st.builds(
@@ -150,6 +165,8 @@ bodies: dict[type[Body], st.SearchStrategy[Body]] = {
         keep_journal=st.booleans(),
         purpose=texts,
         successor_position=positions,
+        understudy_of=maybe_neighbour,
+        suspect=st.booleans(),
     ),
     pb.Opened: st.builds(
         pb.Opened, epoch=epochs, slot_tokens=positions, numerics_id=texts, position=positions, clock_us=u64
@@ -186,10 +203,27 @@ bodies: dict[type[Body], st.SearchStrategy[Body]] = {
     ),
     pb.LinkFailed: st.builds(pb.LinkFailed, session_id=session_ids, epoch=epochs, successor=peer_ids, cause=texts),
     pb.StepDone: st.builds(pb.StepDone, session_id=session_ids, epoch=epochs, step=steps, position=positions),
+    pb.Draining: st.builds(pb.Draining, session_id=session_ids, seconds=st.floats(0, limits.MAX_SECONDS)),
+    pb.CopyState: st.builds(
+        pb.CopyState, session_id=session_ids, understudy=neighbours, run=layers, upto_tokens=positions
+    ),
+    pb.Copied: st.builds(
+        pb.Copied,
+        session_id=session_ids,
+        understudy=peer_ids,
+        position=positions,
+        journal_first=positions,
+        done=st.booleans(),
+        failure=texts,
+    ),
     pb.Attach: st.builds(pb.Attach, session_id=session_ids, epoch=epochs),
     pb.Attached: st.builds(pb.Attached, epoch=epochs, position=positions),
     pb.Step: whole_steps(),
     pb.StepPart: st.builds(pb.StepPart, step=steps, offset=u64, data=parts),
+    pb.StateOffer: st.builds(pb.StateOffer, session_id=session_ids, artifact_id=hex_ids, numerics_id=texts, run=layers),
+    pb.StateAccepted: st.builds(pb.StateAccepted, position=positions),
+    pb.KvRows: kv_rows(),
+    pb.StateHeld: st.builds(pb.StateHeld, position=positions, journal_first=positions),
     pb.Error: st.builds(
         pb.Error,
         code=st.integers(0, 60),
