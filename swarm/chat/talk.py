@@ -147,7 +147,8 @@ async def _joined(options: ChatOptions, screen: Screen) -> AsyncIterator[SwarmCl
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    config = ClientConfig(timeouts=Timeouts(route_seconds=options.wait_seconds), purpose="chat")
+    timeouts = Timeouts(route_seconds=options.wait_seconds)
+    config = ClientConfig(timeouts=timeouts, standby=options.standby, purpose="chat")
     if sys.stderr.isatty():
         screen.status("joining the swarm")
     async with SwarmClient.connect(options.initial_peers, config, on_status=screen.status) as client:

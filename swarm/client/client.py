@@ -15,6 +15,7 @@ from swarm.client.artifact_cache import ArtifactCache, Source
 from swarm.client.blame import Avoided
 from swarm.client.config import ClientConfig
 from swarm.client.generate import Generation, GenerationOptions
+from swarm.client.keeper import Keeper
 from swarm.client.lasting import LastingSession
 from swarm.client.opening import Need, SessionOpener
 from swarm.client.recovery import Recovery, Swarm
@@ -216,7 +217,8 @@ class SwarmClient:
         )
         chain = await opener.open(need)
         recovery = Recovery(swarm, self.config, self._avoided, self._status)
-        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard)
+        keeper = Keeper(swarm, self._avoided, recovery.understudies, standby=self.config.standby)
+        session = LastingSession(chain, recovery, self._avoided, keeper, self._sessions.discard)
         self._sessions.add(session)
         return session
 
