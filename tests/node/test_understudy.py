@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from swarm.node.node import SwarmNode
 from swarm.node.sessions import Counts
 from swarm.protocol import DATA_STREAM, pb
 from tests.node.copying import bits, decode, prefill, reroute, understudy
-from tests.node.harness import Session, client_peer, config, hang_up, hear, say, session, slots_empty, until
+from tests.node.harness import client_peer, config, hang_up, hear, say, session, slots_empty, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
