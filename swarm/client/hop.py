@@ -243,7 +243,7 @@ class Hop:
                     self._watch.on_copied(self, body)
             case pb.Error():
                 self._take_error(body)
-            case pb.StepDone() | pb.Closed() | pb.Draining() | pb.Copied():
+            case pb.StepDone() | pb.Closed():
                 pass
             case _:
                 self._fail(unexpected(self.place, body))
