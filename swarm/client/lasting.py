@@ -13,8 +13,9 @@ import numpy.typing as npt
 from swarm.client.blame import Avoided
 from swarm.client.case import Case
 from swarm.client.chain import ChainSession, StepAnswer, StepRequest
-from swarm.client.hop import HopPlace, peer_failed
+from swarm.client.hop import HopPlace, Network, peer_failed
 from swarm.client.keeper import Keeper
+from swarm.client.links import ForkOf
 from swarm.client.recovery import MENDABLE, Recovery
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import ContextExceeded, SwarmError, UsageError
@@ -45,8 +46,9 @@ class LastingSession:
         chain: ChainSession,
         recovery: Recovery,
         avoided: Avoided,
-        keeper: Keeper | None = None,
         on_closed: Callable[[LastingSession], None] = lambda _: None,
+        track: Track[tuple[int, ...]] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.terms = chain.terms
         self.recoveries: list[RecoveryTrace] = []
@@ -58,7 +60,7 @@ class LastingSession:
         self._failure: SwarmError | None = None
         self._case: Case | None = None
         self._served = False  # whether this chain has answered
-        self._track: Track[tuple[int, ...]] = Track()
+        self._track: Track[tuple[int, ...]] = track or Track()  # what the chain holds
         self._sent: dict[int, _Sent] = {}  # in the order they were sent; not booked yet
         self._untaken: dict[int, _Sent] = {}  # whose answers the caller has not got
         self._last_number = 0
@@ -111,6 +113,23 @@ class LastingSession:
         """Of the hops as they are now."""
         return self._chain.numerics_ids
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Those whose steps were answered, in order: a step may start at any of them, or after the last."""
+        return tuple(token for part in self._track.counted() for token in part.content[part.first : part.last])
+
+    def rest(self) -> bool:
+        """Forgets the steps under way, whose answers nobody is going to take: the next step overwrites what they
+        compute. False when the session is of no more use."""
+        if self._failure is not None or self._chain.failure is not None or self._order.locked():
+            return False
+        for sent in self._sent.values():
+            self._track.truncate(sent.request.start)
+            self._recovery.understudies.rolled_back(sent.request.start)
+        self._sent.clear()
+        self._untaken.clear()
+        return True
+
     async def send(self, request: StepRequest) -> int:
         """Sends a step and returns its number for ``answer``. Waits while the transport is full or hops are missing."""
         async with self._order:
@@ -149,9 +168,11 @@ class LastingSession:
 
     async def fetch_row(self, position: int) -> npt.NDArray[np.float32]:
         """The whole logits row of the last wanted ``position``; the exit keeps it until its next step."""
+        if self._last is None:
+            raise UsageError("the session has answered no step yet; send one that asks for a row")
         while True:
             chain = self._chain
-            if self._last is not None and self._last_chain is not chain:
+            if self._last_chain is not chain:
                 await self.step(self._last)  # the exit may be another one, or keep it no more: it is computed again
                 continue
             try:
@@ -197,6 +218,22 @@ class LastingSession:
                 one.settled_in_a_pause()
             await self._swap(place, "leaves the swarm", self._case or Case(held, began=began, voluntary=True))
             return True
+
+    async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
+        """Another session of the same hops that holds the same, and what that is. Raises UsageError while steps are
+        under way, PeerFailed when a hop can't copy what it holds."""
+        async with self._order:
+            if self._sent:
+                raise UsageError("steps of the session are under way; take their answers before you fork it")
+            held = self._track.end
+            chain = await ChainSession.open(
+                network, self.places, self.terms, self._chain.timeouts, ForkOf(self.session_id, held)
+            )
+            track = self._track.copy()
+        if chain.held < held:
+            await chain.close()
+            raise peer_failed(self.places[0], f"copied {chain.held} of {held} tokens")
+        return chain, track
 
     # --- inside
 

@@ -79,14 +79,31 @@ class Neighbours:
         )
 
 
+@dataclass(frozen=True)
+class ForkOf:
+    """The session that a new one begins with, and how much of it."""
+
+    session_id: SessionId
+    tokens: int
+
+
 async def open_hops(
-    network: Network, places: Sequence[HopPlace], terms: SessionTerms, session_id: SessionId, timeouts: Timeouts
+    network: Network,
+    places: Sequence[HopPlace],
+    terms: SessionTerms,
+    session_id: SessionId,
+    timeouts: Timeouts,
+    fork_of: ForkOf | None = None,
 ) -> list[Hop]:
     """All at once. When one refuses, the others are freed again."""
     neighbours = Neighbours(network.peer_id, places)
 
     def opening(place: HopPlace) -> pb.Open:
-        return neighbours.opening(place.index, terms, session_id)
+        message = neighbours.opening(place.index, terms, session_id)
+        if fork_of is not None:
+            message.fork_of, message.fork_tokens = fork_of.session_id, fork_of.tokens
+            message.successor_position = fork_of.tokens
+        return message
 
     return await open_at_once(network, places, opening, session_id, timeouts)
 

@@ -103,7 +103,7 @@ async def scene(
     try:
         chain = await ChainSession.open(network, network.places[:CHAIN], TERMS, timeouts)
         keeper = Keeper(swarm, avoided, recovery.understudies, standby=standby)
-        async with LastingSession(chain, recovery, avoided, keeper) as session:
+        async with LastingSession(chain, recovery, avoided, keeper=keeper) as session:
             yield Scene(network, session, avoided, records, said)
         await network.idle()
         assert [hop.sessions for hop in network.hops] == [0] * len(network.hops)
