@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from swarm.client.trace import RecoveryTrace
+from swarm.client.trace import RecoveryTrace, StepTrace
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
 
@@ -48,7 +48,8 @@ class Case:
         more = len(self.story) - MAX_TOLD
         return ", ".join(self.story[:MAX_TOLD]) + (f", and {more} more failures" if more > 0 else "")
 
-    def trace(self) -> RecoveryTrace:
+    def trace(self, answer: StepTrace) -> RecoveryTrace:
+        """When the session has answered again; ``answer`` is that step's."""
         now = time.monotonic()
         return RecoveryTrace(
             position=self.position,
@@ -59,4 +60,5 @@ class Case:
             planning_seconds=self.linked - self.began,
             replay_seconds=now - self.linked,
             attempts=self.attempts,
+            recompute_seconds=max((hop.replay_us for hop in answer.hops), default=0) / 1e6,
         )

@@ -112,7 +112,7 @@ class LastingSession:
         sent = self._sent[number]
         answer = await self._lasting(lambda chain: chain.answer(sent.number))
         sent.answer = answer
-        self._settle()
+        self._settle(answer)
         return answer
 
     async def step(self, request: StepRequest) -> StepAnswer:
@@ -189,7 +189,7 @@ class LastingSession:
         for sent, number in zip(pending, numbers, strict=True):
             sent.number = number
 
-    def _settle(self) -> None:
+    def _settle(self, latest: StepAnswer) -> None:
         """Books what has been answered without a gap before it."""
         while self._sent and (first := next(iter(self._sent.values()))).answer is not None:
             del self._sent[next(iter(self._sent))]
@@ -197,7 +197,7 @@ class LastingSession:
             tokens = tuple(request.tokens)
             self._track.append(request.start, len(tokens), chunk=request.kind == pb.PREFILL, content=tokens)
         if self._case is not None:
-            self.recoveries.append(self._case.trace())
+            self.recoveries.append(self._case.trace(latest.trace))
             self._case = None
         if not self._served:
             self._served = True
