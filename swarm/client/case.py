@@ -27,6 +27,9 @@ class Case:
     engines: int = 0
     engine_losers: set[PeerId] = field(default_factory=set)  # another is asked first, if there is one
     verdicts: dict[PeerId, SwarmError] = field(default_factory=dict)  # who says that the session itself is at fault
+    leaving: set[PeerId] = field(default_factory=set)  # hops that are well, but shall be replaced
+    replaced: set[PeerId] = field(default_factory=set)  # of those: another is asked first, if there is one
+    voluntary: bool = False  # nothing had failed when it began
     lost: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     came: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     story: list[str] = field(default_factory=list)
@@ -61,4 +64,5 @@ class Case:
             replay_seconds=now - self.linked,
             attempts=self.attempts,
             recompute_seconds=max((hop.replay_us for hop in answer.hops), default=0) / 1e6,
+            voluntary=self.voluntary,
         )

@@ -120,12 +120,21 @@ class ChainSession:
         hops = () if self._released else self._hops
         await asyncio.gather(self._data.close(), close_hops(hops, self.session_id))
 
+    def retire(self, error: SwarmError) -> None:
+        """Ends the epoch although nothing has failed: whoever waits for an answer gets ``error``."""
+        self._fail(error)
+
     async def release(self) -> tuple[Hop, ...]:
         """Ends the epoch and leaves the hops, open or failed, to the caller, who closes them."""
         for hop in self._hops:
             hop.attend(None, self.timeouts)
         await self._end()
         self._released = True
+        return self._hops
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """They belong to the chain until ``release``."""
         return self._hops
 
     @property

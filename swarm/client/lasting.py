@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +12,13 @@ import numpy.typing as npt
 from swarm.client.blame import Avoided
 from swarm.client.case import Case
 from swarm.client.chain import ChainSession, StepAnswer, StepRequest
-from swarm.client.hop import HopPlace
+from swarm.client.hop import HopPlace, peer_failed
 from swarm.client.recovery import MENDABLE, Recovery
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import ContextExceeded, SwarmError, UsageError
 from swarm.ids import SessionId
 from swarm.protocol import pb
 from swarm.replay import Track
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -31,6 +28,7 @@ class _Sent:
     request: StepRequest
     number: int = 0
     answer: StepAnswer | None = None
+    chain: ChainSession | None = None  # that answered
 
 
 class LastingSession:
@@ -60,6 +58,7 @@ class LastingSession:
         self._sent: dict[int, _Sent] = {}  # in the order they were sent
         self._last_number = 0
         self._last: StepRequest | None = None  # of those answered
+        self._last_chain: ChainSession | None = None  # whose exit keeps its row
         self._order = asyncio.Lock()  # of sending, and of mending
         self._mending: asyncio.Task[tuple[ChainSession, list[int]]] | None = None
 
@@ -110,8 +109,14 @@ class LastingSession:
     async def answer(self, number: int) -> StepAnswer:
         """Waits for the answer to one step; each may be taken once."""
         sent = self._sent[number]
-        answer = await self._lasting(lambda chain: chain.answer(sent.number))
-        sent.answer = answer
+        while True:
+            chain = self._chain
+            try:
+                answer = sent.answer = await chain.answer(sent.number)
+                break
+            except MENDABLE:
+                await self._mended(chain)
+        sent.chain = chain
         self._settle(answer)
         return answer
 
@@ -120,17 +125,35 @@ class LastingSession:
 
     async def fetch_row(self, position: int) -> npt.NDArray[np.float32]:
         """The whole logits row of the last wanted ``position``; the exit keeps it until its next step."""
-        chain = self._chain
         while True:
-            if chain is not self._chain:  # the exit may be another one, or keep it no more: it is computed again
-                chain = self._chain
-                assert self._last is not None
-                await self.step(self._last)
+            chain = self._chain
+            if self._last is not None and self._last_chain is not chain:
+                await self.step(self._last)  # the exit may be another one, or keep it no more: it is computed again
                 continue
             try:
                 return await chain.fetch_row(position)
             except MENDABLE:
                 await self._mended(chain)
+
+    async def replace(self, index: int, reason: str) -> bool:
+        """Puts another hop in the place of one that is well, and gives that one up without blame; what others lack is
+        replayed. Returns whether that was done: not without somebody to take over, nor when the chain breaks meanwhile,
+        which the next call mends. Raises what a recovery raises; ``reason`` is told in its trace."""
+        place = self._chain.places[index]
+        chain = self._chain
+        if not await self._recovery.can_replace(chain, index):
+            return False
+        async with self._order:
+            if chain is not self._chain or chain.failure is not None:
+                return False
+            if self._case is None:
+                self._case = Case(self._held(), voluntary=True)
+            self._case.leaving.add(place.peer_id)
+            error = peer_failed(place, f"is replaced ({reason})")
+            self._case.tell(error)
+            chain.retire(error)
+            await self._mend()
+            return True
 
     # --- inside
 
@@ -147,14 +170,6 @@ class LastingSession:
                 "open one with a longer context"
             )
 
-    async def _lasting(self, call: Callable[[ChainSession], Awaitable[T]]) -> T:
-        while True:
-            chain = self._chain
-            try:
-                return await call(chain)
-            except MENDABLE:
-                await self._mended(chain)
-
     async def _mended(self, chain: ChainSession) -> None:
         async with self._order:
             if chain is self._chain:
@@ -165,7 +180,7 @@ class LastingSession:
         if self._failure is not None:
             raise self._failure
         pending = list(self._sent.values())
-        held = min([self._track.end, *(sent.request.start for sent in pending[:1])])
+        held = self._held()
         self._track.truncate(held)
         if self._case is None:
             self._case = Case(held, self._chain.silent_seconds)
@@ -189,11 +204,16 @@ class LastingSession:
         for sent, number in zip(pending, numbers, strict=True):
             sent.number = number
 
+    def _held(self) -> int:
+        """Tokens that hold whatever becomes of the steps under way."""
+        return min([self._track.end, *(sent.request.start for sent in [*self._sent.values()][:1])])
+
     def _settle(self, latest: StepAnswer) -> None:
         """Books what has been answered without a gap before it."""
         while self._sent and (first := next(iter(self._sent.values()))).answer is not None:
             del self._sent[next(iter(self._sent))]
             request = self._last = first.request
+            self._last_chain = first.chain
             tokens = tuple(request.tokens)
             self._track.append(request.start, len(tokens), chunk=request.kind == pb.PREFILL, content=tokens)
         if self._case is not None:

@@ -21,7 +21,7 @@ from swarm.client.chain import ChainSession, StepRequest, Trouble
 from swarm.client.config import ClientConfig
 from swarm.client.hop import Hop, Network
 from swarm.client.links import Neighbours, attach
-from swarm.client.seats import Seat, filled, without_broken_links
+from swarm.client.seats import Seat, filled, stand_ins, without_broken_links
 from swarm.errors import ContextExceeded, NetworkError, NoRoute, PeerFailed, SessionLost, SessionPoisoned, SwarmError
 from swarm.ids import PeerId
 from swarm.protocol import pb
@@ -96,6 +96,21 @@ class Recovery:
             self._later(chain.close())
             raise
 
+    async def can_replace(self, chain: ChainSession, index: int) -> bool:
+        """Whether others that behave can serve the layers of one hop while all others stay."""
+        seats = [Seat(hop.place, hop.numerics_id, hop) for hop in chain.hops]
+        request = replace(
+            self._swarm.request,
+            context_tokens=chain.terms.context_tokens,
+            banned=self._avoided.now(),
+            banned_edges=self._avoided.edges(),
+        )
+        try:
+            stand_ins(seats, index, await self._look(), request)
+        except (NoRoute, ContextExceeded):
+            return False
+        return True
+
     async def close(self) -> None:
         await asyncio.gather(*self._closing)
 
@@ -113,11 +128,14 @@ class Recovery:
         for index, seat in enumerate(seats):
             peer = seat.place.peer_id
             is_lost = any(_is_lost(trouble) and trouble.place.peer_id == peer for trouble in chain.troubles)
-            if is_lost or case.troubles[peer, None] >= PATIENCE:
+            if is_lost or case.troubles[peer, None] >= PATIENCE or peer in case.leaving:
                 self._empty(seats, index, chain, case)
+        case.replaced |= case.leaving
+        case.leaving.clear()
 
     def _note(self, trouble: Trouble, case: Case) -> None:
         case.tell(trouble.error)
+        case.voluntary = False
         logger.info("%s", trouble.error)
         if not isinstance(trouble.error, MENDABLE):
             raise trouble.error
@@ -209,7 +227,8 @@ class Recovery:
         now = time.monotonic()
         refused = frozenset(peer for peer, until in self._refused.items() if until > now) | case.verdicts.keys()
         request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
-        banned, edges = refused | self._avoided.now() | case.engine_losers, self._avoided.edges()
+        others_first = self._avoided.now() | case.engine_losers | case.replaced
+        banned, edges = refused | others_first, self._avoided.edges()
         try:
             around = replace(request, banned=banned, banned_edges=edges)
             return filled(without_broken_links(seats, edges), records, around)

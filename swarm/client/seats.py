@@ -45,6 +45,15 @@ def filled(seats: Sequence[Seat], records: Sequence[SpanRecord], request: RouteR
             raise error from None
 
 
+def stand_ins(
+    seats: Sequence[Seat], index: int, records: Sequence[SpanRecord], request: RouteRequest
+) -> list[HopPlace]:
+    """Who could take the layers of one hop while all others stay. Raises NoRoute and ContextExceeded."""
+    without = [seat.emptied() if at == index else seat for at, seat in enumerate(seats)]
+    others = [record for record in records if record.peer_id != seats[index].place.peer_id]
+    return [seat.place for seat in _filled(without, others, request) if seat.hop is None]
+
+
 def without_broken_links(seats: Sequence[Seat], edges: frozenset[Edge]) -> list[Seat]:
     """Empties the seat behind every link that can't be used."""
     kept: list[Seat] = []
