@@ -29,6 +29,7 @@ class Case:
     verdicts: dict[PeerId, SwarmError] = field(default_factory=dict)  # who says that the session itself is at fault
     leaving: set[PeerId] = field(default_factory=set)  # hops that are well, but shall be replaced
     replaced: set[PeerId] = field(default_factory=set)  # of those: another is asked first, if there is one
+    wanted: set[PeerId] = field(default_factory=set)  # who is asked before all others
     voluntary: bool = False  # nothing had failed when it began
     lost: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     came: dict[PeerId, tuple[int, int]] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from swarm.client.lasting import LastingSession
 from swarm.client.opening import Need, SessionOpener
 from swarm.client.recovery import Recovery, Swarm
 from swarm.client.reply import THINK, ReplyParser
+from swarm.client.scout import Scout
 from swarm.client.template import Message, ThinkingOptions
 from swarm.errors import ArtifactMismatch, ClockSkew, NetworkError, NoPeersGiven, NoRoute, PeerFailed, UsageError
 from swarm.ids import ArtifactId, PeerId
@@ -216,7 +217,8 @@ class SwarmClient:
         )
         chain = await opener.open(need)
         recovery = Recovery(swarm, self.config, self._avoided, self._status)
-        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard)
+        scout = Scout(swarm, self._avoided, self.config.timeouts, self._status) if self.config.leave_slow else None
+        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard, scout)
         self._sessions.add(session)
         return session
 

@@ -37,6 +37,7 @@ class ClientConfig:
     cache_dir: Path | None = None
     prefill_window: int = 4  # prefill chunks on their way at once
     clock: Callable[[], float] = time.time  # what records expire by
+    leave_slow: bool = True  # replace a hop when another peer would be clearly faster for the rest of an answer
     purpose: str = "client"  # shown to the operators of the nodes
 
     def __post_init__(self) -> None:

@@ -14,9 +14,10 @@ from swarm.client.case import Case
 from swarm.client.chain import ChainSession, StepAnswer, StepRequest
 from swarm.client.hop import HopPlace, peer_failed
 from swarm.client.recovery import MENDABLE, Recovery
+from swarm.client.scout import Scout
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import ContextExceeded, SwarmError, UsageError
-from swarm.ids import SessionId
+from swarm.ids import PeerId, SessionId
 from swarm.protocol import pb
 from swarm.replay import Track
 
@@ -44,6 +45,7 @@ class LastingSession:
         recovery: Recovery,
         avoided: Avoided,
         on_closed: Callable[[LastingSession], None] = lambda _: None,
+        scout: Scout | None = None,
     ) -> None:
         self.terms = chain.terms
         self.recoveries: list[RecoveryTrace] = []
@@ -51,6 +53,7 @@ class LastingSession:
         self._recovery = recovery
         self._avoided = avoided
         self._on_closed = on_closed
+        self._scout = scout
         self._failure: SwarmError | None = None
         self._case: Case | None = None
         self._served = False  # whether this chain has answered
@@ -61,6 +64,8 @@ class LastingSession:
         self._last_chain: ChainSession | None = None  # whose exit keeps its row
         self._order = asyncio.Lock()  # of sending, and of mending
         self._mending: asyncio.Task[tuple[ChainSession, list[int]]] | None = None
+        if scout is not None:
+            scout.watch(self)
 
     async def __aenter__(self) -> LastingSession:
         return self
@@ -72,12 +77,24 @@ class LastingSession:
         """Frees the slots. Safe to call again."""
         if self._failure is None:
             self._failure = SwarmError("the session is closed; open a new one")
+        if self._scout is not None:
+            await self._scout.close()
         if self._mending is not None:
             self._mending.cancel()
             await asyncio.wait({self._mending})
         await self._chain.close()
         await self._recovery.close()
         self._on_closed(self)
+
+    @property
+    def chain(self) -> ChainSession:
+        """Of the current epoch; another one after every loss."""
+        return self._chain
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that stay whatever becomes of the steps under way."""
+        return min([self._track.end, *(sent.request.start for sent in [*self._sent.values()][:1])])
 
     @property
     def session_id(self) -> SessionId:
@@ -117,6 +134,8 @@ class LastingSession:
             except MENDABLE:
                 await self._mended(chain)
         sent.chain = chain
+        if self._scout is not None:
+            self._scout.note(chain, sent.request, answer)
         self._settle(answer)
         return answer
 
@@ -135,20 +154,22 @@ class LastingSession:
             except MENDABLE:
                 await self._mended(chain)
 
-    async def replace(self, index: int, reason: str) -> bool:
-        """Puts another hop in the place of one that is well, and gives that one up without blame; what others lack is
-        replayed. Returns whether that was done: not without somebody to take over, nor when the chain breaks meanwhile,
-        which the next call mends. Raises what a recovery raises; ``reason`` is told in its trace."""
+    async def replace(self, index: int, reason: str, by: PeerId | None = None) -> bool:
+        """Puts another hop, ``by`` if possible, in the place of one that is well, and gives that one up without blame;
+        what others lack is replayed. Returns whether that was done: not without somebody to take over, nor when the
+        chain breaks meanwhile, which the next call mends. Raises what a recovery raises; ``reason`` is told in its
+        trace."""
         place = self._chain.places[index]
         chain = self._chain
-        if not await self._recovery.can_replace(chain, index):
+        if not await self._recovery.can_replace(chain, index, by):
             return False
         async with self._order:
             if chain is not self._chain or chain.failure is not None:
                 return False
             if self._case is None:
-                self._case = Case(self._held(), voluntary=True)
+                self._case = Case(self.held_tokens, voluntary=True)
             self._case.leaving.add(place.peer_id)
+            self._case.wanted = {by} if by is not None else set()
             error = peer_failed(place, f"is replaced ({reason})")
             self._case.tell(error)
             chain.retire(error)
@@ -180,7 +201,7 @@ class LastingSession:
         if self._failure is not None:
             raise self._failure
         pending = list(self._sent.values())
-        held = self._held()
+        held = self.held_tokens
         self._track.truncate(held)
         if self._case is None:
             self._case = Case(held, self._chain.silent_seconds)
@@ -203,10 +224,6 @@ class LastingSession:
         self._served = False
         for sent, number in zip(pending, numbers, strict=True):
             sent.number = number
-
-    def _held(self) -> int:
-        """Tokens that hold whatever becomes of the steps under way."""
-        return min([self._track.end, *(sent.request.start for sent in [*self._sent.values()][:1])])
 
     def _settle(self, latest: StepAnswer) -> None:
         """Books what has been answered without a gap before it."""
