@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dht.record import SpanRecord
@@ -92,8 +93,8 @@ class Recovery:
             self._later(chain.close())
             raise
 
-    async def can_replace(self, chain: ChainSession, index: int) -> bool:
-        """Whether others that behave can serve the layers of one hop while all others stay."""
+    async def can_replace(self, chain: ChainSession, index: int, by: PeerId | None = None) -> bool:
+        """Whether others that behave, or ``by``, can serve the layers of one hop while all others stay."""
         seats = [Seat(hop.place, hop.numerics_id, hop) for hop in chain.hops]
         request = replace(
             self._swarm.request,
@@ -102,7 +103,8 @@ class Recovery:
             banned_edges=self._avoided.edges(),
         )
         try:
-            stand_ins(seats, index, await self._look(), request)
+            records = await self._look()
+            stand_ins(seats, index, [record for record in records if by in (None, record.peer_id)], request)
         except (NoRoute, ContextExceeded):
             return False
         return True
@@ -231,6 +233,9 @@ class Recovery:
         waiting = self.understudies.ready()
         try:
             around = replace(request, banned=banned, banned_edges=edges)
+            if wanted := [record for record in records if record.peer_id in case.wanted]:
+                with suppress(NoRoute, ContextExceeded):
+                    return filled(seats, wanted, around)
             unbroken = without_broken_links(seats, edges)
             return filled(with_understudies(unbroken, waiting), records, around)
         except (NoRoute, ContextExceeded):
