@@ -29,6 +29,9 @@ def _open(message: pb.Open) -> None:
     check.position("successor_position", message.successor_position)
     if message.HasField("understudy_of"):
         check.neighbour("understudy_of", message.understudy_of)
+    if message.fork_of:
+        check.session_id(message.fork_of)
+    check.position("fork_tokens", message.fork_tokens)
 
 
 def _opened(message: pb.Opened) -> None:
