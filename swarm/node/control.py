@@ -56,6 +56,7 @@ class ControlHandler:
         )
 
     def _open(self, peer: PeerId, opening: pb.Open) -> LiveSession:
+        self._shared.rates.opens.take(peer)
         self._check_state()
         self._check_artifact(opening)
         self._check_range(opening)
@@ -175,7 +176,11 @@ class Conversation:
             await self._refuse(WireError(pb.GAP, f"no row of position {request.position} is kept"))
             return
         try:
+            self._shared.rates.rows.take(session.owner)
             row = await self._shared.host.row(session.slot)
+        except WireError as refusal:
+            await self._refuse(refusal)
+            return
         except EngineError as error:
             await self._refuse(WireError(pb.INTERNAL, f"the row can't be read: {error}"))
             return

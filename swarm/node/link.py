@@ -9,7 +9,7 @@ from dht.errors import DhtError
 from swarm.node.config import Timeouts
 from swarm.node.sessions import Neighbour, Session
 from swarm.node.shared import Dialer
-from swarm.protocol import DATA_STREAM, Activations, FrameStream, StreamClosed, WireError, clean_text, pb
+from swarm.protocol import DATA_STREAM, Activations, FrameStream, Meter, StreamClosed, WireError, clean_text, pb
 
 
 class LinkBroken(Exception):
@@ -20,10 +20,13 @@ class SuccessorLink:
     """Carries the steps of one session in one epoch. ``watch`` tells of the other side's end, or silence, while nothing
     is sent."""
 
-    def __init__(self, dialer: Dialer, session: Session, successor: Neighbour, timeouts: Timeouts) -> None:
+    def __init__(
+        self, dialer: Dialer, session: Session, successor: Neighbour, timeouts: Timeouts, meter: Meter
+    ) -> None:
         self._dialer = dialer
         self._attach = pb.Attach(session_id=session.id, epoch=session.epoch)
         self._timeouts = timeouts
+        self._meter = meter
         self._stream: FrameStream | None = None
         self._opened = asyncio.Event()
         self.successor = successor
@@ -68,7 +71,7 @@ class SuccessorLink:
                 reader, writer = await self._dialer.open_stream(
                     self.successor.peer_id, DATA_STREAM, self.successor.addresses
                 )
-                return await self._attached(FrameStream(reader, writer, max_step_bytes=0))
+                return await self._attached(FrameStream(reader, writer, max_step_bytes=0, meter=self._meter))
         except TimeoutError:
             raise LinkBroken(f"no answer within {self._timeouts.connect_seconds:g} s") from None
         except (WireError, DhtError, OSError) as error:

@@ -9,7 +9,7 @@ from swarm.node.config import Timeouts
 from swarm.node.link import LinkBroken, SuccessorLink
 from swarm.node.live import Computed, Finished, LiveSession
 from swarm.node.shared import Dialer
-from swarm.protocol import FrameStream, WireError, clean_text, error_frame, pb
+from swarm.protocol import DATA_STREAM, FrameStream, WireError, clean_text, error_frame, pb
 from swarm.protocol.limits import first_step
 from swarm.replay import Held
 
@@ -65,7 +65,7 @@ class PushPasser:
         self._live = live
         self._control = control
         self._epoch = live.session.epoch
-        self._link = SuccessorLink(dialer, live.session, successor, timeouts)
+        self._link = SuccessorLink(dialer, live.session, successor, timeouts, live.tally.streams[DATA_STREAM])
         self._broken = False
         self._held = Held(live.session.route.successor_position)
 
@@ -173,10 +173,13 @@ async def _pass_next(live: LiveSession, control: FrameStream, send: _Send) -> No
         if step.epoch != live.session.epoch:
             return
         if isinstance(outcome, Computed):
-            await send(step, outcome, _timing(live, finished, outcome))
+            timing = _timing(live, finished, outcome)
+            live.tally.passed(timing)
+            await send(step, outcome, timing)
         else:
             raise outcome
     except WireError as error:
+        live.tally.failed_steps[pb.ErrorCode.Name(error.code).lower()] += 1
         await control.send(error_frame(error, session_id=live.session.id, step=step.step))
     finally:
         live.passed_on()

@@ -1,0 +1,54 @@
+"""How much of what is to be computed may lie in a node's memory: a row of hidden states has up to 24 KiB."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from swarm.ids import PeerId
+from swarm.node.scheduler import MAX_SHARED_ROWS
+
+
+class Load:
+    """Tokens of steps that were taken and that the engine has not answered for, by client peer.
+
+    What is over a limit waits in the transport. That can't lock two nodes that feed each other: the engine needs nobody
+    to go on. Steps of few rows always come in and are not counted; and of each peer one step, so that the scheduler,
+    which is fair, has it to choose from.
+    """
+
+    def __init__(self, of_peer: int, of_all: int) -> None:
+        self._most_of_peer = of_peer
+        self._most = of_all
+        self._held: Counter[PeerId] = Counter()
+        self._waiting: set[asyncio.Event] = set()
+
+    @property
+    def total(self) -> int:
+        return self._held.total()
+
+    def of(self, peer: PeerId) -> int:
+        return self._held[peer]
+
+    def admits(self, peer: PeerId, n_tokens: int, changed: asyncio.Event) -> bool:
+        """Whether a step of ``n_tokens`` may come in; if not, ``changed`` is set when it is worth to ask again."""
+        held = self._held[peer]
+        over = held + n_tokens > self._most_of_peer or self.total + n_tokens > self._most
+        if n_tokens <= MAX_SHARED_ROWS or not held or not over:
+            return True
+        self._waiting.add(changed)
+        return False
+
+    def add(self, peer: PeerId, n_tokens: int) -> None:
+        if n_tokens > MAX_SHARED_ROWS:
+            self._held[peer] += n_tokens
+
+    def remove(self, peer: PeerId, n_tokens: int) -> None:
+        if n_tokens <= MAX_SHARED_ROWS:
+            return
+        self._held[peer] -= n_tokens
+        if not self._held[peer]:
+            del self._held[peer]
+        for changed in self._waiting:
+            changed.set()
+        self._waiting.clear()
