@@ -216,6 +216,7 @@ class Conversation:
         await self._stream.send(pb.Rerouted(epoch=session.epoch, position=position, journal_first=first))
 
     async def _refuse(self, refusal: WireError, step: int = 0) -> None:
+        self._shared.counters[pb.ErrorCode.Name(refusal.code).lower()] += 1
         await self._stream.send(error_frame(refusal, session_id=self._live.session.id, step=step))
 
     # --- what leaves the hop

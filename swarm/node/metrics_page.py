@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from types import TracebackType
 
 from aiohttp import web
@@ -41,7 +43,7 @@ class MetricsPage:
         except OSError as error:
             await runner.cleanup()
             raise NetworkError(
-                f"metrics can't be served at {self._address} ({error.strerror}); choose another --metrics HOST:PORT"
+                f"metrics can't be served at {self._address} ({_reason(error)}); choose another --metrics HOST:PORT"
             ) from error
         self._runner = runner
         return self
@@ -57,3 +59,10 @@ class MetricsPage:
             raise web.HTTPServiceUnavailable(text="the node is not set up yet; try again\n")
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self.registry), headers={"Content-Type": content_type})
+
+
+def _reason(error: OSError) -> str:
+    """Without the address, which asyncio repeats."""
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno).lower()

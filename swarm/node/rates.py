@@ -55,8 +55,8 @@ class Rate:
         """Raises WireError, which says when to come back."""
         now = self._clock()
         bucket = self._peers.get(peer) or Bucket(self._limit.of_peer, now)
-        self._check(bucket, now, f"{self._limit.of_peer} {self._what} a minute are allowed to one peer")
-        self._check(self._all, now, f"{self._limit.of_all} {self._what} a minute are allowed here")
+        self._check(bucket, now, f"at most {self._limit.of_peer} for one peer")
+        self._check(self._all, now, f"at most {self._limit.of_all} for all peers")
         bucket.take(now)
         self._all.take(now)
         self._peers[peer] = bucket
@@ -67,7 +67,8 @@ class Rate:
         seconds = bucket.wait_seconds(now)
         if seconds > 0:
             seconds = max(seconds, MIN_RETRY_SECONDS)
-            raise WireError(pb.LIMIT_REACHED, f"{limit}, again in {seconds:.1f} s", retry_after_seconds=seconds)
+            text = f"{self._what} a minute: {limit}, again in {seconds:.1f} s"
+            raise WireError(pb.LIMIT_REACHED, text, retry_after_seconds=seconds)
 
     def _forget(self, now: float) -> None:
         """Those who could ask as often as one who never did. Looked for when their number has doubled."""
