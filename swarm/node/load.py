@@ -21,20 +21,17 @@ class Load:
         self._most_of_peer = of_peer
         self._most = of_all
         self._held: Counter[PeerId] = Counter()
+        self.total = 0
         self._waiting: set[asyncio.Event] = set()
-
-    @property
-    def total(self) -> int:
-        return self._held.total()
 
     def of(self, peer: PeerId) -> int:
         return self._held[peer]
 
     def admits(self, peer: PeerId, n_tokens: int, changed: asyncio.Event) -> bool:
         """Whether a step of ``n_tokens`` may come in; if not, ``changed`` is set when it is worth to ask again."""
-        held = self._held[peer]
-        over = held + n_tokens > self._most_of_peer or self.total + n_tokens > self._most
-        if n_tokens <= MAX_SHARED_ROWS or not held or not over:
+        if n_tokens <= MAX_SHARED_ROWS or not (held := self._held[peer]):
+            return True
+        if held + n_tokens <= self._most_of_peer and self.total + n_tokens <= self._most:
             return True
         self._waiting.add(changed)
         return False
@@ -42,11 +39,13 @@ class Load:
     def add(self, peer: PeerId, n_tokens: int) -> None:
         if n_tokens > MAX_SHARED_ROWS:
             self._held[peer] += n_tokens
+            self.total += n_tokens
 
     def remove(self, peer: PeerId, n_tokens: int) -> None:
         if n_tokens <= MAX_SHARED_ROWS:
             return
         self._held[peer] -= n_tokens
+        self.total -= n_tokens
         if not self._held[peer]:
             del self._held[peer]
         for changed in self._waiting:
