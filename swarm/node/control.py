@@ -67,6 +67,9 @@ class ControlHandler:
         if self._shared.host.strikes.of(session_id) >= self._shared.limits.poison_strikes:
             raise WireError(pb.SESSION_POISONED, "the session's steps have ended engines here")
         self._replace_older(peer, session_id, opening.epoch)
+        source = self._shared.lives.get(SessionId(opening.fork_of))
+        if source is not None and source.session.owner == peer:
+            source.touch()  # it must not give way to its own fork
         return self._shared.open(session_id, peer, _terms(opening), _route(opening))
 
     def _check_state(self) -> None:

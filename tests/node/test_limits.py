@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from dht.peer import Peer
 from shim.types import ContextSpec
-from swarm import ClientConfig, NodeFull, SwarmClient, Timeouts
+from swarm import NodeFull
 from swarm.client.artifact_cache import Source
 from swarm.client.info import InfoReader
 from swarm.client.lasting import LastingSession
@@ -25,6 +25,7 @@ from swarm.node.node import SwarmNode
 from swarm.node.rates import Rate
 from swarm.node.sessions import Counts
 from swarm.protocol import CONTROL_STREAM, INFO_STREAM, WireError, pb
+from tests.node.clients import patient_client
 from tests.node.harness import Session, client_peer, config, hang_up, hear, say, until
 
 CHUNK, CONTEXT = 64, 512
@@ -65,15 +66,6 @@ async def nodes(twins: tuple[SwarmNode, SwarmNode]) -> AsyncIterator[tuple[Swarm
     await hang_up()
     for node in twins:
         await until(lambda node=node: node.counts() == Counts() and node.shared.load.total == 0)
-
-
-@asynccontextmanager
-async def client_of(node: SwarmNode, folder: Path, said: list[str]) -> AsyncIterator[SwarmClient]:
-    timeouts = Timeouts(route_seconds=60, recover_seconds=60)
-    async with SwarmClient.connect(
-        node.addresses, ClientConfig(timeouts=timeouts, cache_dir=folder), on_status=said.append
-    ) as client:
-        yield client
 
 
 def use_up(rate: Rate, peer: str) -> None:
@@ -123,7 +115,7 @@ async def test_questions_and_pieces_are_counted_apart(nodes: tuple[SwarmNode, Sw
 
 async def test_a_client_goes_to_another_node_and_shuns_nobody(nodes: tuple[SwarmNode, SwarmNode], folder: Path) -> None:
     said: list[str] = []
-    async with client_of(nodes[0], folder, said) as client:
+    async with patient_client(nodes[0], folder, said) as client:
         for node in nodes:  # one of them gives the tokenizer, one the session
             rates = node.shared.rates
             use_up(rates.pieces if node is nodes[0] else rates.opens, client.peer_id)
@@ -141,7 +133,7 @@ async def test_a_client_goes_to_another_node_and_shuns_nobody(nodes: tuple[Swarm
 
 async def test_a_client_waits_when_there_is_nobody_else(nodes: tuple[SwarmNode, SwarmNode], folder: Path) -> None:
     said: list[str] = []
-    async with client_of(nodes[0], folder, said) as client:
+    async with patient_client(nodes[0], folder, said) as client:
         await client.artifact()
         for node in nodes:
             use_up(node.shared.rates.opens, client.peer_id)
@@ -155,7 +147,7 @@ async def test_a_client_waits_when_there_is_nobody_else(nodes: tuple[SwarmNode, 
 
 
 async def test_rows_wait_and_nothing_is_lost(nodes: tuple[SwarmNode, SwarmNode], folder: Path) -> None:
-    async with client_of(nodes[0], folder, []) as client, await client.open_session(128) as session:
+    async with patient_client(nodes[0], folder, []) as client, await client.open_session(128) as session:
         await prefill(session)
         row = await session.fetch_row(9)
         for node in nodes:

@@ -6,15 +6,13 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from shim.types import ContextSpec
-from swarm import ClientConfig, SwarmClient, Timeouts
 from swarm.client.lasting import LastingSession
 from swarm.client.steps import StepRequest, WantedRow
 from swarm.node.config import NodeConfig
@@ -22,6 +20,7 @@ from swarm.node.node import SwarmNode
 from swarm.node.sessions import Counts
 from swarm.node.unused import unused
 from swarm.protocol import CONTROL_STREAM, pb
+from tests.node.clients import patient_client
 from tests.node.harness import CONTEXT, Session, client_peer, config, hang_up, hear, say, session, until
 
 IDLE_SECONDS = 2.0
@@ -45,15 +44,6 @@ def test_the_longest_unused_goes_first_and_one_that_computes_never() -> None:
     assert unused([], 40, 100.0) == []
 
 
-@asynccontextmanager
-async def client_of(node: SwarmNode, folder: Path, said: list[str]) -> AsyncIterator[SwarmClient]:
-    timeouts = Timeouts(route_seconds=60, recover_seconds=60)
-    async with SwarmClient.connect(
-        node.addresses, ClientConfig(timeouts=timeouts, cache_dir=folder), on_status=said.append
-    ) as client:
-        yield client
-
-
 async def prefill(session: LastingSession) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     await session.step(StepRequest(0, PROMPT[:16], pb.PREFILL))
     await session.step(StepRequest(16, PROMPT[16:], pb.PREFILL, WantedRow()))
@@ -72,7 +62,7 @@ async def test_an_unused_session_gives_way_and_goes_on_afterwards(llama_untied_p
         SwarmNode(one_slot(llama_untied_path, "3:6", tmp_path, entry.addresses, idle_seconds=IDLE_SECONDS)) as last,
     ):
         said: list[str] = []
-        async with client_of(entry, tmp_path, said) as first, client_of(entry, tmp_path, []) as second:
+        async with patient_client(entry, tmp_path, said) as first, patient_client(entry, tmp_path, []) as second:
             async with await first.open_session(CONTEXT) as undisturbed:
                 expected = [await prefill(undisturbed), *[await decode(undisturbed, index) for index in range(4)]]
             async with await first.open_session(CONTEXT) as session:
