@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 from swarm.ids import PeerId
+from swarm.node.config import Limits
 from swarm.node.scheduler import MAX_SHARED_ROWS
 
 
@@ -17,9 +18,10 @@ class Load:
     which is fair, has it to choose from.
     """
 
-    def __init__(self, of_peer: int, of_all: int) -> None:
-        self._most_of_peer = of_peer
-        self._most = of_all
+    def __init__(self, limits: Limits) -> None:
+        self.steps_of_session = limits.steps_in_flight
+        self._most_of_peer = limits.tokens_in_flight_per_peer
+        self._most = limits.tokens_in_flight
         self._held: Counter[PeerId] = Counter()
         self.total = 0
         self._waiting: set[asyncio.Event] = set()

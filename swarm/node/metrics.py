@@ -86,6 +86,9 @@ class NodeCollector(Collector):
         for session in table:
             held[session.slot_tokens] += session.position
         yield _gauge("sessions", "Open sessions.", len(table))
+        understudies = sum(live.understudy is not None for live in self._shared.lives.values())
+        yield _gauge("understudies", "Those of them that hold a copy for another node.", understudies)
+        yield _gauge("state_copies", "Sessions whose state is being copied to understudies.", self._shared.copies)
         yield _gauge("client_peers", "Peers that have a session open.", len({session.owner for session in table}))
         yield _counter("sessions_opened", "Sessions opened.", tally.sessions)
         ended = _with_zeros(tally.unused, ("slot_needed", "too_long"))

@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 from swarm.node.config import Timeouts
-from swarm.node.link import LinkBroken, SuccessorLink
+from swarm.node.link import Greeting, Link, LinkBroken
 from swarm.node.live import Computed, Finished, LiveSession
 from swarm.node.shared import Dialer
 from swarm.protocol import DATA_STREAM, FrameStream, WireError, clean_text, error_frame, pb
@@ -65,7 +65,9 @@ class PushPasser:
         self._live = live
         self._control = control
         self._epoch = live.session.epoch
-        self._link = SuccessorLink(dialer, live.session, successor, timeouts, live.tally.streams[DATA_STREAM])
+        attach = pb.Attach(session_id=live.session.id, epoch=self._epoch)
+        greeting = Greeting(DATA_STREAM, attach, pb.Attached, "the successor")
+        self._link = Link(dialer, successor, greeting, timeouts, live.tally.streams[DATA_STREAM])
         self._broken = False
         self._held = Held(live.session.route.successor_position)
 
@@ -102,7 +104,7 @@ class PushPasser:
                     encoding=session.terms.encoding,
                     replay=True,
                 )
-                await self._link.send(step, push.rows)
+                await self._link.send_step(step, push.rows)
                 number += 1
         except LinkBroken as broken:
             await self._report(broken)
@@ -123,7 +125,7 @@ class PushPasser:
                 return
             message.start, message.n_tokens, hidden = step.start + first, step.n_tokens - first, hidden[first:]
         try:
-            await self._link.send(message, hidden, timing)
+            await self._link.send_step(message, hidden, timing)
         except LinkBroken as broken:
             await self._report(broken)
             return
@@ -155,7 +157,7 @@ class PushPasser:
             pb.LinkFailed(
                 session_id=self._live.session.id,
                 epoch=self._epoch,
-                successor=self._link.successor.peer_id,
+                successor=self._link.neighbour.peer_id,
                 cause=clean_text(str(broken)),
             )
         )

@@ -23,6 +23,7 @@ from swarm.node.rates import Rates
 from swarm.node.scheduler import Runner
 from swarm.node.sessions import Route, Session, SessionTable, Terms
 from swarm.node.tally import Tally
+from swarm.node.understudy import Understudy
 from swarm.node.unused import told, unused
 from swarm.protocol import FrameStream, WireError, pb
 
@@ -66,13 +67,17 @@ class Shared:
     tally: Tally = field(default_factory=Tally)
     lives: dict[SessionId, LiveSession] = field(default_factory=dict)
     on_change: Callable[[], None] = lambda: None  # what is announced differs now
+    say: Callable[[str], None] = lambda _line: None  # to the operator
+    copies: int = 0  # sessions' states under way to understudies
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
     rates: Rates = field(init=False)
     load: Load = field(init=False)
+    _leaves_at: float = 0.0
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.rates = Rates.of(self.limits)
-        self.load = Load(self.limits.tokens_in_flight_per_peer, self.limits.tokens_in_flight)
+        self.load = Load(self.limits)
 
     @property
     def counters(self) -> Counter[str]:
@@ -87,18 +92,39 @@ class Shared:
         """Steps and calls waiting for the engine."""
         return self.runner.waiting + self.runner.in_flight
 
-    def open(self, session_id: SessionId, owner: PeerId, terms: Terms, route: Route) -> LiveSession:
-        """Books the session. Raises WireError. The caller ends it with ``end``."""
-        session = self._booked(session_id, owner, terms, route)
+    def drain(self, seconds: float) -> None:
+        """Takes nothing new. Every client hears of it, those of understudies as the last word."""
+        self._leaves_at = time.monotonic() + seconds
+        self.state = NodeState.DRAINING
+        self.draining.set()
+        for live in tuple(self.lives.values()):
+            if live.understudy is not None:
+                self.end(live, self.leaves())
+        self.on_change()
+
+    @property
+    def draining_seconds(self) -> float:
+        """What is left of the time to leave."""
+        return max(0.0, self._leaves_at - time.monotonic())
+
+    def leaves(self) -> WireError:
+        return WireError(pb.NODE_DRAINING, "the node takes nothing new")
+
+    def open(
+        self, session_id: SessionId, owner: PeerId, terms: Terms, route: Route, primary: PeerId | None = None
+    ) -> LiveSession:
+        """Books the session, an understudy of ``primary`` if one is given. Raises WireError. The caller ends it with
+        ``end``."""
+        session = self._booked(session_id, owner, terms, route, understudy=primary is not None)
         live = LiveSession(
             session=session,
             runner=self.runner,
             shape=(self.manifest.n_layers, self.manifest.n_embd, self.manifest.n_vocab),
             context=self.table.slots.context(session.slot),
-            steps_in_flight=self.limits.steps_in_flight,
             tally=self.tally,
             load=self.load,
             journal=self.journals.open() if terms.keep_journal and terms.run[1] < self.manifest.n_layers else None,
+            understudy=None if primary is None else Understudy(session, primary),
         )
         self.lives[session_id] = live
         self.tally.sessions += 1
@@ -117,11 +143,11 @@ class Shared:
             self.tally.unused["too_long"] += 1
             self.end(live, told(live.idle_since, now, "no session may do that"))
 
-    def _booked(self, session_id: SessionId, owner: PeerId, terms: Terms, route: Route) -> Session:
+    def _booked(self, session_id: SessionId, owner: PeerId, terms: Terms, route: Route, *, understudy: bool) -> Session:
         try:
             return self.table.open(session_id, owner, terms, route)
         except WireError as refusal:
-            if refusal.code != pb.NODE_FULL or not self._make_room(terms.context_tokens):
+            if refusal.code != pb.NODE_FULL or understudy or not self._make_room(terms.context_tokens):
                 raise
         return self.table.open(session_id, owner, terms, route)
 
@@ -140,6 +166,7 @@ class Shared:
             return
         live.close(reason)
         self.detach(live)
+        self.unfeed(live, reason or WireError(pb.UNKNOWN_SESSION, "the session has ended"))
         session = live.session
         self.table.close(session)
         del self.lives[session.id]
@@ -165,6 +192,18 @@ class Shared:
         data, live.data = live.data, None
         if data is not None:
             self.tasks.create_task(data.close())
+
+    def feed(self, live: LiveSession, stream: FrameStream) -> None:
+        """Makes ``stream`` the one that feeds an understudy; one that its primary opened before is closed."""
+        assert live.understudy is not None
+        self.unfeed(live, WireError(pb.NOT_ALLOWED, "the primary has opened another stream"))
+        live.understudy.stream = stream
+
+    def unfeed(self, live: LiveSession, reason: WireError) -> None:
+        if live.understudy is not None:
+            stream, live.understudy.stream = live.understudy.stream, None
+            if stream is not None:
+                self.tasks.create_task(stream.refuse(reason))
 
     async def _empty(self, slot: int) -> None:
         # the pipe keeps the order: whoever books the slot next computes after this

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 
 from swarm.ids import PeerId
+from swarm.node.config import Limits
 from swarm.node.load import Load
 from swarm.node.scheduler import MAX_SHARED_ROWS
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+def load_of(peer: int, everybody: int) -> Load:
+    return Load(Limits(tokens_in_flight_per_peer=peer, tokens_in_flight=everybody))
 
 
 def admits(load: Load, peer: PeerId, n_tokens: int) -> bool:
@@ -16,7 +21,7 @@ def admits(load: Load, peer: PeerId, n_tokens: int) -> bool:
 
 
 def test_limits() -> None:
-    load = Load(of_peer=200, of_all=300)
+    load = load_of(200, 300)
     load.add(A, 100)
     assert admits(load, A, 100)
     assert not admits(load, A, 101)
@@ -28,14 +33,14 @@ def test_limits() -> None:
 
 
 def test_a_step_that_is_larger_than_the_limit_still_comes_in_alone() -> None:
-    load = Load(of_peer=100, of_all=100)
+    load = load_of(100, 100)
     assert admits(load, A, 512)
     load.add(A, 512)
     assert not admits(load, A, 33)
 
 
 def test_who_waits_is_told_and_nothing_is_left() -> None:
-    load = Load(of_peer=100, of_all=1000)
+    load = load_of(100, 1000)
     changed = asyncio.Event()
     load.add(A, 100)
     load.add(A, 5)
