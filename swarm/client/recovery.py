@@ -24,7 +24,16 @@ from swarm.client.hop import Hop, Network
 from swarm.client.links import Neighbours, attach
 from swarm.client.seats import Seat, filled, stand_ins, with_understudies, without_broken_links
 from swarm.client.understudy import Understudies
-from swarm.errors import ContextExceeded, NetworkError, NoRoute, PeerFailed, SessionLost, SessionPoisoned, SwarmError
+from swarm.errors import (
+    ContextExceeded,
+    NetworkError,
+    NodeFull,
+    NoRoute,
+    PeerFailed,
+    SessionLost,
+    SessionPoisoned,
+    SwarmError,
+)
 from swarm.ids import PeerId
 from swarm.protocol import pb
 from swarm.replay import Track
@@ -296,7 +305,8 @@ class Recovery:
         logger.info("%s", error)
         peer = seats[index].place.peer_id
         if seats[index].hop is None:
-            self._refused[peer] = time.monotonic() + RETRY_SECONDS
+            limited = error.retry_after_seconds if isinstance(error, NodeFull) else 0.0
+            self._refused[peer] = time.monotonic() + max(RETRY_SECONDS, limited)
             if isinstance(error, ContextExceeded):
                 return  # of its slots, not of the session
         else:

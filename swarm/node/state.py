@@ -170,6 +170,7 @@ class Intake:
         return position > self._told[0] or journal_end > self._told[1]
 
     async def _tell(self) -> None:
+        self._live.touch()
         self._told = self._state()
         position = self._live.session.position
         await self._stream.send(pb.StateHeld(position=position, journal_first=self._live.journal_first))
