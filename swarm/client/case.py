@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from swarm.client.suspicion import Suspicion
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
@@ -24,7 +25,8 @@ class Case:
     linked: float = 0.0  # when the hops were last under a new route
     waiting_since: float | None = None
     attempts: int = 0
-    engines: int = 0
+    suspicion: Suspicion = field(default_factory=Suspicion)  # outlives the case when its steps do
+    pending_end: int = 0  # of the steps under way
     engine_losers: set[PeerId] = field(default_factory=set)  # another is asked first, if there is one
     verdicts: dict[PeerId, SwarmError] = field(default_factory=dict)  # who says that the session itself is at fault
     lost: dict[PeerId, tuple[int, int]] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from swarm.client.case import Case
 from swarm.client.chain import ChainSession, StepAnswer, StepRequest
 from swarm.client.hop import HopPlace
 from swarm.client.recovery import MENDABLE, Recovery
+from swarm.client.suspicion import Suspicion
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import ContextExceeded, SwarmError, UsageError
 from swarm.ids import SessionId
@@ -55,6 +56,7 @@ class LastingSession:
         self._on_closed = on_closed
         self._failure: SwarmError | None = None
         self._case: Case | None = None
+        self._suspicion = Suspicion()
         self._served = False  # whether this chain has answered
         self._track: Track[tuple[int, ...]] = Track()
         self._sent: dict[int, _Sent] = {}  # in the order they were sent
@@ -168,7 +170,8 @@ class LastingSession:
         held = min([self._track.end, *(sent.request.start for sent in pending[:1])])
         self._track.truncate(held)
         if self._case is None:
-            self._case = Case(held, self._chain.silent_seconds)
+            self._case = Case(held, self._chain.silent_seconds, suspicion=self._suspicion)
+        self._case.pending_end = max((sent.request.start + len(sent.request.tokens) for sent in pending), default=held)
         requests = [sent.request for sent in pending]
         mending = self._recovery.mend(self._chain, self._track, requests, self._case)
         task = self._mending = asyncio.create_task(mending, name="chain session")
@@ -196,6 +199,7 @@ class LastingSession:
             request = self._last = first.request
             tokens = tuple(request.tokens)
             self._track.append(request.start, len(tokens), chunk=request.kind == pb.PREFILL, content=tokens)
+        self._suspicion.passed(self._track.end)
         if self._case is not None:
             self.recoveries.append(self._case.trace())
             self._case = None

@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.3
 MAX_ATTEMPTS = 32  # of one interruption
 PATIENCE = 2  # times that a link or a hop may be in trouble before it is left out
-MAX_ENGINES = 2  # a step may cost
 RETRY_SECONDS = 2.0  # before a peer that did not come is asked again
 FIRST_PAUSE_SECONDS = 0.01  # before the third attempt and on, growing
 # what a peer says of the session, not of itself: one may be wrong, so it is left out; two are believed
@@ -136,11 +135,10 @@ class Recovery:
             self._avoided.add(peer)
         if error.code != pb.ENGINE_LOST:
             return
-        case.engines += 1
         case.engine_losers.add(peer)
-        if case.engines >= MAX_ENGINES:
+        if error.blamed and case.suspicion.engine_died(peer, case.pending_end):
             raise SessionPoisoned(
-                f"the steps from position {case.position} on ended {case.engines} engines ({case.told()}); "
+                f"the steps from position {case.position} on ended {case.suspicion.engines} engines ({case.told()}); "
                 "start a new session with another prompt"
             )
 
@@ -243,7 +241,10 @@ class Recovery:
             try:
                 if hop is None:
                     opening = neighbours.opening(index, chain.terms, chain.session_id, epoch, needed)
+                    opening.suspect = bool(case.suspicion)
                     hop = await Hop.open(self._swarm.network, place, opening, self._timeouts)
+                    if opening.suspect:
+                        case.suspicion.alone_at(place.peer_id)
                     hop.attend(None, chain.timeouts)
                     seats[index] = Seat(place, hop.numerics_id, hop)
                     needed = 0

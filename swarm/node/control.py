@@ -60,10 +60,12 @@ class ControlHandler:
         self._check_artifact(opening)
         self._check_range(opening)
         session_id = SessionId(opening.session_id)
-        if self._shared.host.strikes.of(session_id) >= self._shared.limits.poison_strikes:
+        strikes = self._shared.host.strikes
+        if strikes.refuses(session_id):
             raise WireError(pb.SESSION_POISONED, "the session's steps have ended engines here")
         self._replace_older(peer, session_id, opening.epoch)
-        return self._shared.open(session_id, peer, _terms(opening), _route(opening))
+        suspect = opening.suspect or strikes.suspects(session_id)
+        return self._shared.open(session_id, peer, _terms(opening, suspect=suspect), _route(opening))
 
     def _check_state(self) -> None:
         state = self._shared.state
@@ -231,7 +233,7 @@ class Conversation:
             await PushPasser(self._live, self._stream, self._shared.dialer, self._shared.timeouts).run()
 
 
-def _terms(opening: pb.Open) -> Terms:
+def _terms(opening: pb.Open, *, suspect: bool) -> Terms:
     return Terms(
         run=(opening.run.first, opening.run.last),
         context_tokens=opening.context_tokens,
@@ -239,6 +241,7 @@ def _terms(opening: pb.Open) -> Terms:
         encoding=opening.encoding,
         keep_journal=opening.keep_journal,
         purpose=opening.purpose,
+        suspect=suspect,
     )
 
 

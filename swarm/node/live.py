@@ -131,6 +131,7 @@ class LiveSession:
                 rows=job.rows.count,
                 chunk=job.rows.tiled,
                 job=job,
+                suspect=self.session.suspect,
             )
         )
 
@@ -151,6 +152,8 @@ class LiveSession:
                 self.journal.truncate(outcome.position)
         else:
             session.computed(job.rows.start + job.rows.count)
+            if not job.received.step.replay:
+                session.suspect = False  # what its client waits for has passed
             if self.journal is not None and outcome.result.hidden is not None:
                 self.journal.record(job.rows.start, outcome.result.hidden, chunk=job.rows.tiled)
             if session.last_step == job.received.step.step and wanted(job.rows):

@@ -13,6 +13,7 @@ from shim.errors import EngineDied
 from swarm.ids import SessionId
 from swarm.node.config import Limits, Timeouts
 from swarm.node.engine_host import EngineHost
+from swarm.node.strikes import Strike
 from tests.node.harness import until
 from tests.shim.steps import config, prompt, token_rows
 
@@ -33,7 +34,7 @@ async def test_an_engine_that_hangs_is_ended_and_blamed_on_the_call_it_hangs_in(
         with pytest.raises(EngineDied, match=r"killed by SIGKILL .*it answered no call for"):
             await host.step((SESSION,), batch, ())
         await until(lambda: host.ready and host.restarts == 1, seconds=120)
-        assert host.strikes.of(SESSION) == 1 and len(died) == 1
+        assert host.strikes.of(SESSION) == Strike(alone=1) and host.blames(SESSION) and len(died) == 1
         await host.step((SESSION,), batch, ())
     finally:
         supervising.cancel()
