@@ -35,8 +35,8 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Work(Generic[J]):
-    """One step of one session. ``chunk``: computed in a call of its own. ``suspect``: so is this one, for it may end the
-    engine, and nobody else is to be blamed for it."""
+    """One step of one session. ``chunk``: computed in a call of its own. ``suspect``: this one too, for the engine may
+    die of it, and nobody else is to be blamed then."""
 
     session: SessionId
     peer: PeerId  # the client that opened the session

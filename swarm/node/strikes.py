@@ -1,7 +1,7 @@
 """Which sessions may be the cause of an engine's death. Plain accounting.
 
-A call that several sessions shared makes all of them suspects, and no more: each is computed alone from then on, so that
-the next death tells who it was. Only a session that an engine died of while it was alone in it can ever be refused.
+A call that several sessions shared makes all of them suspects, and no more: each is computed alone when it comes back,
+so that the next death tells who it was. Only a session that was alone in a call when the engine died can be refused.
 """
 
 from __future__ import annotations
