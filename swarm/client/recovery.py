@@ -241,16 +241,15 @@ class Recovery:
             try:
                 if hop is None:
                     opening = neighbours.opening(index, chain.terms, chain.session_id, epoch, needed)
-                    opening.suspect = bool(case.suspicion)
+                    opening.suspect = case.suspicion.told_to(place.peer_id)
                     hop = await Hop.open(self._swarm.network, place, opening, self._timeouts)
-                    if opening.suspect:
-                        case.suspicion.alone_at(place.peer_id)
                     hop.attend(None, chain.timeouts)
                     seats[index] = Seat(place, hop.numerics_id, hop)
                     needed = 0
                 else:
                     hop.place = place
                     route = neighbours.reroute(index, chain.session_id, epoch, needed, held)
+                    route.suspect = case.suspicion.told_to(place.peer_id)
                     rerouted = await hop.reroute(route, self._timeouts.open_seconds)
                     needed = rerouted.position if rerouted.pushes else min(needed, rerouted.position)
             except SwarmError as error:

@@ -13,20 +13,19 @@ MAX_ENGINES = 2  # a step may cost
 class Suspicion:
     """Engines that died in a step of the session, until the steps that were under way then have passed.
 
-    A step that shared its engine call with others' may be innocent. So from the first death on the session asks its new
-    hops to compute its steps alone (``Open.suspect``), and it is given up for a death that nobody else can have caused.
+    A step that shared its engine call with others' may be innocent. So from the first death on the session asks its
+    hops to compute its steps alone, and it is given up for a death that nobody else can have caused.
     """
 
     engines: int = 0
     _until: int = 0  # position at which all of those steps have passed
     _alone_at: set[PeerId] = field(default_factory=set)
 
-    def __bool__(self) -> bool:
+    def told_to(self, peer: PeerId) -> bool:
+        """Whether ``peer``, which is being told its place, is to compute the steps alone, as it will."""
+        if self.engines:
+            self._alone_at.add(peer)
         return self.engines > 0
-
-    def alone_at(self, peer: PeerId) -> None:
-        """A hop was opened there that computes the session's steps alone."""
-        self._alone_at.add(peer)
 
     def engine_died(self, peer: PeerId, until: int) -> bool:
         """In a step of the session, which had steps under way to ``until``. Says whether the session is to blame."""

@@ -200,6 +200,7 @@ class Conversation:
         if not self._live.is_exit:  # its client stays the same
             await self._stop_passing()
         await self._live.settle(reroute.keep_tokens)
+        session.suspect |= reroute.suspect
         await self._say_rerouted(reroute)
         if not self._live.is_exit:
             self._start_passing()

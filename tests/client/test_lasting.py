@@ -255,15 +255,23 @@ async def test_engines_that_died_of_others_are_not_counted(first: pb.Error) -> N
         await stepping
 
 
-async def test_a_death_in_a_call_that_may_have_been_shared_proves_nothing() -> None:
-    """The second engine is that of a hop which was there before the first died."""
+async def test_hops_that_stay_are_told_of_the_suspicion_too() -> None:
     async with scene((10, 20), (20, 30)) as at, hanging_step(at) as stepping:
         await at.lose(1, DIED_OF_IT)
         await until(lambda: at.peers()[1] == "peer3")
-        at.hops[0].answers_steps = True
+        assert [hop.rerouted[-1].suspect for hop in (at.hops[0], at.hops[2])] == [True, True]
         await at.lose(2, DIED_OF_IT)
+        with pytest.raises(SessionPoisoned):
+            await stepping
+
+
+async def test_two_engines_that_died_at_once_prove_nothing() -> None:
+    """Before the hops knew of any suspicion."""
+    async with scene((10, 20), (20, 30)) as at, hanging_step(at) as stepping:
+        at.hops[0].answers_steps = True
+        await asyncio.gather(at.lose(1, DIED_OF_IT), at.lose(2, DIED_OF_IT))
         await stepping
-        assert at.hops[4].opened[0].suspect
+        assert [hop.opened[0].suspect for hop in (at.hops[3], at.hops[4])] == [True, True]
 
 
 async def test_what_has_passed_is_no_longer_suspected() -> None:

@@ -59,12 +59,13 @@ class Client:
         self.waits = False
         self.given_up = blamed and self.suspicion.engine_died(self.node.peer, self.position + 1)
 
-    def open(self, node: Node) -> None:
-        assert not node.strikes.refuses(self.id), "it has never been alone in a call that an engine died of"
-        self.node = node
-        self.suspect = bool(self.suspicion) or node.strikes.suspects(self.id)
-        if self.suspicion:
-            self.suspicion.alone_at(node.peer)
+    def open(self, nodes: list[Node], random: Random) -> None:
+        willing = [node for node in nodes if not node.strikes.refuses(self.id)]
+        assert willing == nodes or self.poison_at is not None, "an innocent is refused"
+        self.given_up = not willing
+        if willing:
+            node = self.node = random.choice(willing)
+            self.suspect = self.suspicion.told_to(node.peer) or node.strikes.suspects(self.id)
 
 
 def call(node: Node, clients: dict[SessionId, Client], nodes: list[Node], random: Random) -> None:
@@ -81,7 +82,7 @@ def call(node: Node, clients: dict[SessionId, Client], nodes: list[Node], random
         if client.node is node and not client.done:
             client.lost(blamed=client in called)
             if not client.given_up:
-                client.open(random.choice(nodes))
+                client.open(nodes, random)
 
 
 @given(st.lists(st.none() | st.integers(0, N_STEPS - 1), min_size=1, max_size=8), st.integers(0, 1 << 32))
