@@ -18,6 +18,7 @@ from swarm.client.keeper import Keeper
 from swarm.client.links import ForkOf
 from swarm.client.recovery import MENDABLE, Recovery
 from swarm.client.scout import Scout
+from swarm.client.suspicion import Suspicion
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import ContextExceeded, SwarmError, UsageError
 from swarm.ids import PeerId, SessionId
@@ -62,6 +63,7 @@ class LastingSession:
         self._scout = scout
         self._failure: SwarmError | None = None
         self._case: Case | None = None
+        self._suspicion = Suspicion()
         self._served = False  # whether this chain has answered
         self._track: Track[tuple[int, ...]] = track or Track()  # what the chain holds
         self._sent: dict[int, _Sent] = {}  # in the order they were sent; not booked yet
@@ -201,7 +203,7 @@ class LastingSession:
         async with self._order:
             if chain is not self._chain or chain.failure is not None:
                 return False
-            case = self._case or Case(self.held_tokens, voluntary=True)
+            case = self._case or Case(self.held_tokens, suspicion=self._suspicion, voluntary=True)
             case.wanted = {by} if by is not None else set()
             await self._swap(place, f"is replaced ({reason})", case)
             return True
@@ -228,7 +230,8 @@ class LastingSession:
                 return False
             for one in waiting:
                 one.settled_in_a_pause()
-            await self._swap(place, "leaves the swarm", self._case or Case(held, began=began, voluntary=True))
+            case = self._case or Case(held, suspicion=self._suspicion, began=began, voluntary=True)
+            await self._swap(place, "leaves the swarm", case)
             return True
 
     async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
@@ -293,7 +296,8 @@ class LastingSession:
         held = self.held_tokens
         self._track.truncate(held)
         if self._case is None:
-            self._case = Case(held, self._chain.silent_seconds)
+            self._case = Case(held, self._chain.silent_seconds, suspicion=self._suspicion)
+        self._case.pending_end = max((sent.request.start + len(sent.request.tokens) for sent in pending), default=held)
         requests = [sent.request for sent in pending]
         mending = self._recovery.mend(self._chain, self._track, requests, self._case)
         task = self._mending = asyncio.create_task(mending, name="chain session")
@@ -325,6 +329,7 @@ class LastingSession:
             self._last_chain = first.chain
             tokens = tuple(request.tokens)
             self._track.append(request.start, len(tokens), chunk=request.kind == pb.PREFILL, content=tokens)
+        self._suspicion.passed(self._track.end)
         if self._case is not None and booked is not None:
             self.recoveries.append(self._case.trace(booked.trace))
             self._case = None

@@ -179,6 +179,7 @@ class LiveSession:
                 rows=job.rows.count,
                 chunk=job.rows.tiled,
                 job=job,
+                suspect=self.session.suspect,
             )
         )
 
@@ -204,6 +205,8 @@ class LiveSession:
             session.computed(job.rows.start + job.rows.count)
             if job.received.step.replay:
                 self._replay_seconds += outcome.result.compute_seconds
+            else:
+                session.suspect = False  # what its client waits for has passed
             if self.journal is not None and outcome.result.hidden is not None:
                 self.journal.record(job.rows.start, outcome.result.hidden, chunk=job.rows.tiled)
             if session.last_step == job.received.step.step and wanted(job.rows):
