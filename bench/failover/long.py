@@ -57,6 +57,8 @@ def _findings(pauses: dict[str, list[Pause]], numerics_id: str, options: argpars
             seconds = samples[f"{name}_{part}_seconds"] = [getattr(pause, part) for pause in of_name]
             summary[f"{name}_{part}_seconds_p50"] = statistics.median(seconds)
         samples[f"{name}_hop"] = [float(pause.hop) for pause in of_name]
+        tokens = samples[f"{name}_recomputed_tokens"] = [float(pause.recomputed_tokens) for pause in of_name]
+        summary[f"{name}_recomputed_tokens_p50"] = statistics.median(tokens)
     replay = summary["replay_whole_seconds_p50"]
     claim = (
         f"At {options.prompt_tokens} tokens of context a killed hop stops an answer for {replay:.1f} s with a replay"
@@ -65,7 +67,6 @@ def _findings(pauses: dict[str, list[Pause]], numerics_id: str, options: argpars
         return Findings(f"{claim}.", samples, summary, numerics_id, "none: standby was not measured")
     standby = summary["standby_whole_seconds_p50"]
     summary["standby_share_of_replay"] = standby / replay
-    # what is lost with a copy is the last unfinished block
     return Findings(
         claim=f"{claim} and for {standby:.2f} s with a standby copy.",
         samples=samples,
@@ -82,6 +83,8 @@ def report(record: Record) -> str:
     for part in (*PARTS, "whole", "overhead"):
         cells = "".join(f"{record.summary[f'{name}_{part}_seconds_p50']:10.2f}" for name in names)
         lines.append(f"{part:<14}{cells}")
+    tokens = "".join(f"{record.summary[f'{name}_recomputed_tokens_p50']:10.0f}" for name in names)
+    lines.append(f"{'tokens again':<14}{tokens}")
     return "\n".join([*lines, f"target: {record.target}: {record.verdict}"])
 
 

@@ -39,6 +39,7 @@ class Findings:
     verdict: Verdict = "no target"
 
 
+SMALLEST_SLOT = 256  # that a node takes
 COMMON = ("hops", "replicas", "threads", "chunk_tokens", "seed")
 
 
@@ -72,7 +73,7 @@ def setting_of(part: Part, options: argparse.Namespace, cache_dir: Path | None =
         hops=options.hops,
         replicas=options.replicas,
         threads=options.threads,
-        slots=f"{options.slots}x{part.context_tokens(options)}",
+        slots=f"{options.slots}x{max(part.context_tokens(options), SMALLEST_SLOT)}",
         chunk_tokens=options.chunk_tokens,
         cache_dir=cache_dir,
     )

@@ -18,6 +18,7 @@ from bench.failover.part import Findings, Part, prompt_of
 from bench.failover.plan import At
 from bench.failover.stage import Stage, tell
 from bench.record import Record, percentile
+from swarm.client.trace import RecoveryTrace
 from swarm.errors import SwarmError
 
 TARGET_SECONDS = 1.0  # for all but recomputing
@@ -34,7 +35,7 @@ class Pause:
     planning: float
     recomputing: float
     rest: float
-    attempts: int
+    recomputed_tokens: int  # by the hop that took over; what a copy held is not among them
 
     @property
     def whole(self) -> float:
@@ -64,9 +65,14 @@ def pause_of(answered: Answered, strike: Strike) -> Pause:
                 planning=trace.planning_seconds,
                 recomputing=trace.replay_seconds - rest,
                 rest=rest,
-                attempts=trace.attempts,
+                recomputed_tokens=trace.position - copied_tokens(trace),
             )
     raise SwarmError(f"nobody noticed the death of {strike.peer_id}; give the answer more tokens after it")
+
+
+def copied_tokens(trace: RecoveryTrace) -> int:
+    """What a standby copy held when it took over."""
+    return getattr(trace, "copied_tokens", None) or 0
 
 
 async def paused(

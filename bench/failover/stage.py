@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from swarm.client import ChainSession, ClientConfig, SwarmClient
 from swarm.client.blame import Avoided
 from swarm.client.generate import Vocabulary
 from swarm.client.opening import Need, SessionOpener
-from swarm.errors import PeerFailed, UsageError
+from swarm.errors import PeerFailed, SwarmError, UsageError
 from swarm.ids import PeerId
 from swarm.local_swarm import even_spans
 from swarm.routing import RouteRequest
@@ -135,6 +136,20 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """For logs and keys. Kept after an error: its message may name a log."""
+    made = Path(tempfile.mkdtemp(prefix="glm-swarm-failover-"))
+    try:
+        yield made
+    except SwarmError:
+        raise
+    except BaseException:
+        shutil.rmtree(made)
+        raise
+    shutil.rmtree(made)
+
+
 @contextlib.asynccontextmanager
 async def stage(setting: Setting) -> AsyncIterator[Stage]:
     """Until the block ends, however it ends; then every process is gone. Raises SwarmError when a node does not come
@@ -146,7 +161,7 @@ async def stage(setting: Setting) -> AsyncIterator[Stage]:
     manifest = load_manifest(setting.model)
     spans = even_spans(manifest, setting.hops)
     async with contextlib.AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="glm-swarm-failover-")))
+        folder = stack.enter_context(_folder())
         peer = await stack.enter_async_context(await Peer.start(Identity.ephemeral(), listen=(LOOPBACK,)))
         door = (await peer.addresses())[0]
         tell(f"starting {setting.replicas * len(spans)} nodes: {setting.replicas} of each of {len(spans)} spans")
