@@ -138,6 +138,7 @@ class Answering:
             return
         place = session.places[hop % len(session.places)]
         with self._clock.stopped():
+            await self._contender.ready(session, position)
             member = await self.stage.spare(place.peer_id)
             family = member.family() if member.lives else []  # else it died a moment ago, and nobody has noticed yet
         if family:

@@ -65,14 +65,14 @@ def pause_of(answered: Answered, strike: Strike) -> Pause:
                 planning=trace.planning_seconds,
                 recomputing=trace.replay_seconds - rest,
                 rest=rest,
-                recomputed_tokens=trace.position - copied_tokens(trace),
+                recomputed_tokens=replayed_tokens(trace),
             )
     raise SwarmError(f"nobody noticed the death of {strike.peer_id}; give the answer more tokens after it")
 
 
-def copied_tokens(trace: RecoveryTrace) -> int:
-    """What a standby copy held when it took over."""
-    return getattr(trace, "copied_tokens", None) or 0
+def replayed_tokens(trace: RecoveryTrace) -> int:
+    """All before, unless the trace knows better: a standby's copy holds most of them."""
+    return getattr(trace, "replayed_tokens", trace.position)
 
 
 async def paused(

@@ -29,7 +29,7 @@ on_stage = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def toy(llama_untied_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     cache = tmp_path_factory.mktemp("client")
-    async with stage(Setting(llama_untied_path, hops=2, slots="2x512", chunk_tokens=64, cache_dir=cache)) as made:
+    async with stage(Setting(llama_untied_path, hops=2, slots="2x1024", chunk_tokens=64, cache_dir=cache)) as made:
         yield made
 
 
@@ -73,10 +73,11 @@ async def test_chance_costs_those_most_who_begin_again(toy: Stage) -> None:
 @on_stage
 @pytest.mark.slow
 async def test_a_death_in_a_long_context(toy: Stage) -> None:
-    record = await measured(toy, LONG, "--prompt-tokens", "400", "--rounds", "1")
+    record = await measured(toy, LONG, "--prompt-tokens", "600", "--rounds", "1")
     replayed = record.samples["replay_recomputed_tokens"]
-    assert 400 <= replayed[0] < 430
-    assert ("standby_whole_seconds" in record.samples) == can_stand_by()
+    assert 600 <= replayed[0] < 630
+    if can_stand_by():
+        assert record.samples["standby_recomputed_tokens"][0] < 630 - 512
 
 
 def test_a_recovery_is_counted_back_from_its_answer() -> None:
