@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.failover.contender import Contender
-from bench.failover.herd import kill
+from bench.failover.herd import Member
 from bench.failover.plan import Plan
 from bench.failover.stage import Stage
 from swarm.client.generate import Generation, GenerationOptions
@@ -145,14 +145,15 @@ class Answering:
             usual = statistics.median(self._step_seconds) if self._step_seconds else FIRST_STEP_SECONDS
             delay = self._random.random() * usual
             loop = asyncio.get_running_loop()
-            self._timers.append(loop.call_later(delay, self._strike, place, family, position))
+            self._timers.append(loop.call_later(delay, self._strike, place, member, family, position))
 
     def after_step(self, position: int, seconds: float) -> None:
         self.done.ended[position] = time.monotonic()
         self._step_seconds.append(seconds)
 
-    def _strike(self, place: HopPlace, family: Sequence[int], position: int) -> None:
-        self.done.strikes.append(Strike(place.index, place.peer_id, position, kill(family)))
+    def _strike(self, place: HopPlace, member: Member, family: Sequence[int], position: int) -> None:
+        if member.lives:
+            self.done.strikes.append(Strike(place.index, place.peer_id, position, member.kill(family)))
 
 
 class _Struck:

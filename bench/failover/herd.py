@@ -19,31 +19,31 @@ from swarm.local_swarm import READY, NodeProcess, postponed_signals
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Member:
     """A node, alive or dead."""
 
     span: Span
     process: NodeProcess
     peer_id: str
+    struck: bool = False  # it may take the system a while to end it
 
     @property
     def lives(self) -> bool:
-        return self.process.process.poll() is None
+        return not self.struck and self.process.process.poll() is None
 
     def family(self) -> list[int]:
         """Process ids: the node, then its libp2p daemon and its engine. Takes milliseconds: ask in time."""
         parent = psutil.Process(self.process.process.pid)
         return [parent.pid, *(child.pid for child in parent.children(recursive=True))]
 
-
-def kill(family: Sequence[int]) -> float:
-    """As a power cut would; returns the moment on ``time.monotonic()``."""
-    moment = time.monotonic()
-    for pid in family:
-        with contextlib.suppress(ProcessLookupError):  # it may have followed its parent already
-            os.kill(pid, signal.SIGKILL)
-    return moment
+    def kill(self, family: Sequence[int]) -> float:
+        """As a power cut would; returns the moment on ``time.monotonic()``."""
+        self.struck, moment = True, time.monotonic()
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):  # it may have followed its parent already
+                os.kill(pid, signal.SIGKILL)
+        return moment
 
 
 class Herd:
