@@ -54,8 +54,8 @@ def pause_of(answered: Answered, strike: Strike) -> Pause:
     """A recovery is booked in the moment the step's answer comes: from there its parts lead back to its beginning.
     Raises SwarmError when nobody noticed the death."""
     for trace in answered.recoveries:
-        if strike.peer_id in {peer for peer, _ in trace.lost}:
-            ended = answered.ended[trace.position]
+        ended = answered.ended.get(trace.position, 0.0)
+        if ended > strike.moment and strike.peer_id in {peer for peer, _ in trace.lost}:
             began = ended - trace.planning_seconds - trace.replay_seconds
             rest = max(trace.replay_seconds - trace.recompute_seconds, 0.0)
             return Pause(

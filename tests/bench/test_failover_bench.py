@@ -62,11 +62,13 @@ async def test_a_pause_has_parts(toy: Stage) -> None:
 @on_stage
 @pytest.mark.slow
 async def test_chance_costs_those_most_who_begin_again(toy: Stage) -> None:
-    record = await measured(toy, RATES, "--rates", "0", "0.1", "--tokens", "16", "--total", "32")
-    assert record.samples["recovery_tokens"] == record.samples["restart_tokens"] == [32, 32]
-    assert record.samples["recovery_steps"] == [30, 30]
-    assert record.samples["restart_steps"][0] == 30 < record.samples["restart_steps"][1]
-    assert record.samples["recovery_deaths"][0] == 0 < record.samples["recovery_deaths"][1]
+    # this seed has one death, at token 10, for either
+    record = await measured(toy, RATES, "--rates", "0", "0.1", "--tokens", "16", "--total", "16", "--seed", "9")
+    assert record.samples["recovery_tokens"] == record.samples["restart_tokens"] == [16, 16]
+    assert record.samples["recovery_deaths"] == record.samples["restart_deaths"] == [0, 1]
+    assert record.samples["recovery_steps"] == [15, 15]
+    assert record.samples["restart_steps"][0] == 15
+    assert record.samples["restart_steps"][1] in (26, 27)  # it dies in that step, or the next one
     assert record.summary["0.1_restart_share_expected"] < 0.5
 
 
