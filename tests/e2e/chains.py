@@ -47,9 +47,7 @@ def unsplit_logits(
 ) -> list[Logits]:
     """The last row of each step, float32 [n_vocab], from the whole model."""
     contexts = (ContextSpec(1, context_tokens),)
-    config = EngineConfig(
-        model, contexts=contexts, threads=threads, chunk_tokens=script.chunk_tokens, kv_type=kv_type
-    )
+    config = EngineConfig(model, contexts=contexts, threads=threads, chunk_tokens=script.chunk_tokens, kv_type=kv_type)
     with Engine.open(config) as engine:
         return [engine.logits_step(_batch(request, engine.info.n_layers))[0] for request in script.requests]
 

@@ -109,6 +109,7 @@ async def test_sixteen_at_once(request: pytest.FixtureRequest, tmp_path: Path, c
 
 async def _all_in_company(peers: list[SwarmClient], scripts: list[Script], crowd: list[Neighbour]) -> list[Answers]:
     runs = [
-        _in_company(peers[number % PEERS], script, crowd if number == 0 else []) for number, script in enumerate(scripts)
+        _in_company(peers[number % PEERS], script, crowd if number == 0 else [])
+        for number, script in enumerate(scripts)
     ]
     return await asyncio.gather(*runs)
