@@ -69,6 +69,11 @@ class Storm:
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def addresses(self) -> list[str]:
+        """Of the nodes that are well."""
+        return [node.address for number, node in self._living.items() if number not in self._frozen]
+
     async def undisturbed(self) -> None:
         for question in QUESTIONS:
             generation = await question.ask(self._client)
@@ -207,9 +212,8 @@ class Storm:
     async def _join(self, span: tuple[int, int]) -> None:
         self._joining[span] += 1
         while True:
-            healthy = [node.address for number, node in self._living.items() if number not in self._frozen]
             try:
-                node = await self.swarm.add(span, ("--initial-peers", *healthy))
+                node = await self.swarm.add(span, ("--initial-peers", *self.addresses))
                 break
             except SwarmError as error:  # those that it knew have gone
                 self.log.append(f"a node of {span} did not come up: {error}")
