@@ -92,8 +92,8 @@ async def _struck(cell: Cell, stage: Stage) -> _Answers:
         stage.admit_all()
         if recovering:
             chain[first] = await _recovering(stage, chain[first])
+        answers.struck()
         async with injected(cell.fault, stage.swarm, chain[cell.place], slow=SLOW, sessions=N_SESSIONS):
-            answers.struck()
             if cell.fault is Fault.JOURNAL_DISK_FULL:
                 await _lose_successor(cell.place, stage, chain, answers)
             elif cell.fault not in (Fault.KILL_NODE, Fault.STOP_NODE) or chain[first] is not chain[cell.place]:

@@ -1,7 +1,7 @@
 """Any fault at any hop at any moment: the answers stay what they would have been, and nothing is left behind.
 
-The core cells, and ten that the commit draws, run with ``make test``, all others with ``make test-slow``; one alone with
-``-k kill_node-middle-mid_decode``. As a table: ``python -m bench.fault_matrix``.
+The core cells, and ten that the commit draws, run with ``make test``, all others with ``make test-slow``; one alone
+with ``-k kill_node-middle-mid_decode``. As a table: ``python -m bench.fault_matrix``.
 """
 
 from __future__ import annotations
