@@ -37,8 +37,12 @@ class ClientConfig:
     cache_dir: Path | None = None
     prefill_window: int = 4  # prefill chunks on their way at once
     clock: Callable[[], float] = time.time  # what records expire by
+    keep_sessions: int = 0  # left open after an answer, for one that goes on from it; each takes a slot of every hop
+    keep_seconds: float = 600.0  # that such a session waits
     purpose: str = "client"  # shown to the operators of the nodes
 
     def __post_init__(self) -> None:
+        if self.keep_sessions < 0:
+            raise ValueError(f"keep_sessions must be 0 or more, not {self.keep_sessions}")
         if not 1 <= self.prefill_window <= MAX_PREFILL_WINDOW:
             raise ValueError(f"prefill_window must be 1 to {MAX_PREFILL_WINDOW}, not {self.prefill_window}")

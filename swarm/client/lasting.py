@@ -13,7 +13,8 @@ import numpy.typing as npt
 from swarm.client.blame import Avoided
 from swarm.client.case import Case
 from swarm.client.chain import ChainSession, StepAnswer, StepRequest
-from swarm.client.hop import HopPlace
+from swarm.client.hop import HopPlace, Network, peer_failed
+from swarm.client.links import ForkOf
 from swarm.client.recovery import MENDABLE, Recovery
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import ContextExceeded, SwarmError, UsageError
@@ -46,6 +47,7 @@ class LastingSession:
         recovery: Recovery,
         avoided: Avoided,
         on_closed: Callable[[LastingSession], None] = lambda _: None,
+        track: Track[tuple[int, ...]] | None = None,
     ) -> None:
         self.terms = chain.terms
         self.recoveries: list[RecoveryTrace] = []
@@ -56,7 +58,7 @@ class LastingSession:
         self._failure: SwarmError | None = None
         self._case: Case | None = None
         self._served = False  # whether this chain has answered
-        self._track: Track[tuple[int, ...]] = Track()
+        self._track: Track[tuple[int, ...]] = track or Track()  # what the chain holds
         self._sent: dict[int, _Sent] = {}  # in the order they were sent
         self._last_number = 0
         self._last: StepRequest | None = None  # of those answered
@@ -94,6 +96,21 @@ class LastingSession:
         """Of the hops as they are now."""
         return self._chain.numerics_ids
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Those whose steps were answered, in order: a step may start at any of them, or after the last."""
+        return tuple(token for part in self._track.counted() for token in part.content[part.first : part.last])
+
+    def rest(self) -> bool:
+        """Forgets the steps under way, whose answers nobody is going to take: the next step overwrites what they
+        compute. False when the session is of no more use."""
+        if self._failure is not None or self._chain.failure is not None or self._order.locked():
+            return False
+        for sent in self._sent.values():
+            self._track.truncate(sent.request.start)
+        self._sent.clear()
+        return True
+
     async def send(self, request: StepRequest) -> int:
         """Sends a step and returns its number for ``answer``. Waits while the transport is full or hops are missing."""
         async with self._order:
@@ -120,17 +137,34 @@ class LastingSession:
 
     async def fetch_row(self, position: int) -> npt.NDArray[np.float32]:
         """The whole logits row of the last wanted ``position``; the exit keeps it until its next step."""
+        if self._last is None:
+            raise UsageError("the session has answered no step yet; send one that asks for a row")
         chain = self._chain
         while True:
             if chain is not self._chain:  # the exit may be another one, or keep it no more: it is computed again
                 chain = self._chain
-                assert self._last is not None
                 await self.step(self._last)
                 continue
             try:
                 return await chain.fetch_row(position)
             except MENDABLE:
                 await self._mended(chain)
+
+    async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
+        """Another session of the same hops that holds the same, and what that is. Raises UsageError while steps are
+        under way, PeerFailed when a hop can't copy what it holds."""
+        async with self._order:
+            if self._sent:
+                raise UsageError("steps of the session are under way; take their answers before you fork it")
+            held = self._track.end
+            chain = await ChainSession.open(
+                network, self.places, self.terms, self._chain.timeouts, ForkOf(self.session_id, held)
+            )
+            track = self._track.copy()
+        if chain.held < held:
+            await chain.close()
+            raise peer_failed(self.places[0], f"copied {chain.held} of {held} tokens")
+        return chain, track
 
     # --- inside
 

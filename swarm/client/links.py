@@ -79,15 +79,32 @@ class Neighbours:
         )
 
 
+@dataclass(frozen=True)
+class ForkOf:
+    """The session that a new one begins with, and how much of it."""
+
+    session_id: SessionId
+    tokens: int
+
+
 async def open_hops(
-    network: Network, places: Sequence[HopPlace], terms: SessionTerms, session_id: SessionId, timeouts: Timeouts
+    network: Network,
+    places: Sequence[HopPlace],
+    terms: SessionTerms,
+    session_id: SessionId,
+    timeouts: Timeouts,
+    fork_of: ForkOf | None = None,
 ) -> list[Hop]:
     """All at once. When one refuses, the others are freed again."""
     hops: list[Hop] = []
     neighbours = Neighbours(network.peer_id, places)
 
     async def open_one(place: HopPlace) -> None:
-        hops.append(await Hop.open(network, place, neighbours.opening(place.index, terms, session_id), timeouts))
+        opening = neighbours.opening(place.index, terms, session_id)
+        if fork_of is not None:
+            opening.fork_of, opening.fork_tokens = fork_of.session_id, fork_of.tokens
+            opening.successor_position = fork_of.tokens
+        hops.append(await Hop.open(network, place, opening, timeouts))
 
     try:
         async with asyncio.TaskGroup() as tasks:

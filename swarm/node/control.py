@@ -10,6 +10,7 @@ from dataclasses import replace
 from dht.record import NodeState
 from shim.errors import EngineError
 from swarm.ids import PeerId, SessionId
+from swarm.node.fork import fork
 from swarm.node.gate import first_frame, unexpected
 from swarm.node.live import LiveSession
 from swarm.node.passing import AnswerPasser, PushPasser
@@ -40,6 +41,8 @@ class ControlHandler:
             raise unexpected(opening)
         live = self._open(peer, opening)
         try:
+            if opening.fork_of:
+                await fork(self._shared, live, SessionId(opening.fork_of), opening.fork_tokens)
             await stream.send(self._opened(live))
             await Conversation(self._shared, live, stream).run()
         finally:

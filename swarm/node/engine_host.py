@@ -145,6 +145,10 @@ class EngineHost:
         with self._call() as engine:
             return await engine.position(slot)
 
+    async def kv_copy(self, source: int, target: int, layer: int, first: int, count: int) -> None:
+        with self._call() as engine:
+            await engine.kv_copy(source, target, layer, first, count)
+
     async def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:

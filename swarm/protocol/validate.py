@@ -176,6 +176,9 @@ def _open(message: pb.Open) -> None:
     _position("successor_position", message.successor_position)
     if message.HasField("understudy_of"):
         _neighbour("understudy_of", message.understudy_of)
+    if message.fork_of:
+        _session_id(message.fork_of)
+    _position("fork_tokens", message.fork_tokens)
 
 
 def _opened(message: pb.Opened) -> None:
