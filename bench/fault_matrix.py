@@ -122,8 +122,8 @@ def _write_table(outcomes: Outcomes, record: Record, folder: Path) -> None:
     failed = [f"- {cell}: {outcome}" for cell, outcome in outcomes.items() if isinstance(outcome, str)]
     text = (
         f"# Fault matrix\n\n{record.claim} Written by `{record.command}` at commit {record.commit}.\n\n"
-        "Each entry: seconds from the strike to the next token of the slower of the two answers, and how many "
-        "recoveries that took.\n\n"
+        "Each entry: the longest wait for a token, in seconds, from the strike on, of both answers, and how many "
+        "recoveries it took.\n\n"
         f"{table(outcomes)}\n"
     )
     (folder / "fault-matrix.md").write_text(text + ("\nFailed:\n\n" + "\n".join(failed) + "\n" if failed else ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 from bench.faults.cell import Cell, Place
 from bench.faults.fault import Fault, injected
@@ -30,13 +31,13 @@ LOSSES = (Fault.KILL_NODE, Fault.KILL_ENGINE, Fault.STOP_NODE, Fault.LINK_CUT, F
 class Outcome:
     """Of a cell that held what is promised. By answer, the greedy one first."""
 
-    pauses: tuple[float, ...]  # seconds from the strike to the next token
+    pauses: tuple[float, ...]  # the longest wait for a token from the strike on, in seconds
     recoveries: tuple[int, ...]
     seconds: float  # the whole cell
 
 
 class _Answers:
-    """Both, until they are complete; ``struck`` notes the time from which the next token is waited for."""
+    """Both, until they are complete; ``struck`` notes the time from which waits count."""
 
     def __init__(self, generations: list[Generation]) -> None:
         self.generations = generations
@@ -55,7 +56,8 @@ class _Answers:
 
     @property
     def pauses(self) -> tuple[float, ...]:
-        return tuple(min(at for at in times if at > self._struck) - self._struck for times in self._tokens)
+        waited = ([self._struck, *(at for at in times if at > self._struck)] for times in self._tokens)
+        return tuple(max(later - earlier for earlier, later in pairwise(times)) for times in waited)
 
     @property
     def recoveries(self) -> list[list[RecoveryTrace]]:
