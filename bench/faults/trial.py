@@ -141,6 +141,6 @@ def _check(cell: Cell, struck: LinkedNode, stage: Stage, answers: _Answers) -> N
         elif cell.fault is Fault.JOURNAL_DISK_FULL:
             assert len(recoveries) == 1 + recovering, told
         else:
-            assert sum(one.attempts for one in recoveries) >= 1 + recovering, told
+            assert sum(len(one.story) for one in recoveries) >= 1 + recovering, told
         if cell.fault in LOSSES:
             assert struck.peer_id in {peer for one in recoveries for peer, _ in one.lost}, told
