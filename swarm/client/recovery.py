@@ -171,6 +171,7 @@ class Recovery:
 
     def _empty(self, seats: list[Seat], index: int, chain: ChainSession, case: Case) -> None:
         seat = seats[index]
+        case.lost.pop(seat.place.peer_id, None)  # it becomes the last one
         case.lost[seat.place.peer_id] = seat.layers
         self._give_up(seat, chain)
         seats[index] = seat.emptied()
@@ -230,8 +231,9 @@ class Recovery:
         seats[:] = planned
 
     def _planned(self, seats: Sequence[Seat], records: Records, chain: ChainSession, case: Case) -> list[Seat]:
-        """Around banned peers and links if there is a way; those that did not come are asked again after a pause, those
-        that won't have this session not at all."""
+        """Around banned peers and links if there is a way, else around those that were lost, of whom the first may be
+        well again before the last; those that did not come are asked again after a pause, those that won't have this
+        session not at all."""
         now = time.monotonic()
         refused = frozenset(peer for peer, until in self._refused.items() if until > now) | case.verdicts.keys()
         request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
@@ -246,7 +248,12 @@ class Recovery:
             unbroken = without_broken_links(seats, edges)
             return filled(with_understudies(unbroken, waiting), records, around)
         except (NoRoute, ContextExceeded):
-            return filled(with_understudies(seats, waiting), records, replace(request, banned=refused))
+            seats = with_understudies(seats, waiting)
+        lost = tuple(case.lost)
+        for n_forgiven in range(len(lost)):
+            with suppress(NoRoute, ContextExceeded):
+                return filled(seats, records, replace(request, banned=refused.union(lost[n_forgiven:])))
+        return filled(seats, records, replace(request, banned=refused))
 
     async def _look(self) -> Records:
         try:

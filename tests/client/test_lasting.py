@@ -304,6 +304,16 @@ async def test_an_engine_is_not_risked_again_where_one_was_lost() -> None:
         assert at.peers()[1] == "peer3"
 
 
+async def test_who_was_lost_last_is_asked_last() -> None:
+    """Of two that failed a moment ago the one lost before may be well again."""
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        for position, (lost, comes) in enumerate([(1, 3), (3, 1), (1, 3)], 4):
+            await at.lose(lost)
+            await at.session.step(StepRequest(position, (9,), pb.DECODE, ROW))
+            assert at.peers()[1] == f"peer{comes}"
+
+
 FULL = pb.Error(code=pb.CONTEXT_FULL, message="no more", step=3)
 POISONED = pb.Error(code=pb.SESSION_POISONED, message="it ends engines")
 
