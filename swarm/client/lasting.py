@@ -191,8 +191,8 @@ class LastingSession:
         async with self._order:
             if chain is not self._chain or chain.failure is not None:
                 return False
-            await self._swap(place, f"is replaced ({reason})", self._case or Case(self.held_tokens, voluntary=True))
-            return True
+            case = self._case or Case(self.held_tokens, voluntary=True)
+            return await self._swapped(place, f"is replaced ({reason})", case)
 
     async def hand_over(self, peer: PeerId, seconds: float) -> bool:
         """Puts the understudies of a hop, whose node leaves within ``seconds``, in its place once they hold all that
@@ -216,8 +216,8 @@ class LastingSession:
                 return False
             for one in waiting:
                 one.settled_in_a_pause()
-            await self._swap(place, "leaves the swarm", self._case or Case(held, began=began, voluntary=True))
-            return True
+            case = self._case or Case(held, began=began, voluntary=True)
+            return await self._swapped(place, "leaves the swarm", case)
 
     async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
         """Another session of the same hops that holds the same, and what that is. Raises UsageError while steps are
@@ -259,14 +259,15 @@ class LastingSession:
                 sent.answer, sent.chain = await chain.answer(sent.number), chain
         self._settle()
 
-    async def _swap(self, place: HopPlace, why: str, case: Case) -> None:
-        """With the lock held."""
+    async def _swapped(self, place: HopPlace, why: str, case: Case) -> bool:
+        """With the lock held. False when nobody came, and the hop has stayed."""
         self._case = case
         case.leaving.add(place.peer_id)
         error = peer_failed(place, why)
         case.tell(error)
         self._chain.retire(error)
         await self._mend()
+        return place.peer_id not in [other.peer_id for other in self._chain.places]
 
     async def _mended(self, chain: ChainSession) -> None:
         async with self._order:
