@@ -25,6 +25,8 @@ class StateHandler:
         if not isinstance(offer, pb.StateOffer):
             self._shared.counters["intruders"] += 1
             raise unexpected(offer)
+        if self._shared.draining.is_set():
+            raise self._shared.leaves()
         live, understudy = self._understudy(peer, offer)
         self._check(live, offer)
         self._shared.feed(live, stream)
@@ -46,8 +48,6 @@ class StateHandler:
         return live, understudy
 
     def _check(self, live: LiveSession, offer: pb.StateOffer) -> None:
-        if self._shared.draining.is_set():
-            raise self._shared.leaves()
         ours, numerics = self._shared.manifest.artifact_id, self._shared.host.info.numerics_id
         if offer.artifact_id != ours:
             raise WireError(pb.WRONG_ARTIFACT, "another artifact is served here", theirs=offer.artifact_id, ours=ours)

@@ -12,7 +12,9 @@ import pytest
 from dht.record import SlotClass
 from swarm.client import keeper
 from swarm.client.chain import StepRequest
+from swarm.client.understudy import Understudy
 from swarm.errors import SwarmError
+from swarm.ids import PeerId
 from swarm.protocol import pb
 from tests.client.scripted import ScriptedHop, row_of, until
 from tests.client.test_lasting import QUICK, ROW, TOKENS, Scene, scene
@@ -233,6 +235,21 @@ async def test_what_cannot_be_copied_is_replayed() -> None:
         (handed,) = at.session.recoveries
         assert (handed.copied_tokens, handed.replayed_tokens) == (0, 4)
         assert at.hops[0].rerouted[0].successor_position == 0
+
+
+async def test_the_answer_to_an_earlier_order_counts_for_nothing() -> None:
+    """It may be of a time before the session went back, and has come late."""
+    async with scene((10, 20)) as at:
+        chain = at.session.chain
+        one = Understudy(chain.hops[1], PeerId("peer1"), lambda: None, lambda: None)
+        said = pb.Copied(session_id=chain.session_id, understudy="peer1", position=7, done=True)
+        for _ in range(2):
+            said.order = one.request(chain.session_id, 7).order
+            one.note(said)
+            assert one.is_settled
+        one.request(chain.session_id, 7)
+        one.note(said)
+        assert not one.is_settled
 
 
 async def test_a_copy_that_takes_too_long_is_not_waited_for() -> None:
