@@ -115,6 +115,7 @@ class ScriptedHop:
             if isinstance(body, pb.CopyState):
                 self.copies.append(body)
                 for copied in self.on_copy(body):
+                    copied.order = body.order
                     await stream.send(copied)
             if isinstance(body, pb.Reroute):
                 self.waits = False

@@ -200,8 +200,9 @@ async def test_a_session_that_goes_back_after_the_copy_is_copied_from_there(swar
         back = len(PROMPT) - 10
         expected = bits(await decode(mine, back, MORE))
         await decode(mine, back, MORE[:2])
-        await second.copy(back + 2)
-        assert (await second.copied(back + 2, done=True)).position == back + 2
+        await second.copy(back + 2, order=2)
+        copied = await second.copied(back + 2, done=True)
+        assert (copied.position, copied.order) == (back + 2, 2)
         await second.takes_over(back + 2)
         assert bits(await decode(mine, back + 2, MORE[2:])) == expected[2:]
         live = swarm[2].shared.lives[SessionId(mine.id)]
