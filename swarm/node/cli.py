@@ -49,8 +49,8 @@ examples:
     swarm-node --model model.gguf --listen 0.0.0.0:4001 --memory 20GiB --slots 8x4096,2x65536
 
 SWARM_MODEL and SWARM_PEERS in the environment stand for --model and --initial-peers; so do model and initial_peers in
-{config}. SIGINT, SIGTERM or SIGHUP lets running sessions finish first, a second one leaves
-at once.
+{config}. SIGINT, SIGTERM or SIGHUP lets running sessions move to other nodes or finish first,
+a second one leaves at once.
 """
 
 
@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=Timeouts.drain_seconds,
         metavar="S",
-        help="how long running sessions may go on when leaving (default: %(default)g)",
+        help="how long running sessions may take to move or to finish when leaving (default: %(default)g)",
     )
     add(
         "--idle-seconds",

@@ -75,8 +75,7 @@ class Copier:
         self._wake.set()
 
     def rewritten(self, start: int) -> None:
-        self._rows = min(self._rows, start)
-        self._pushed = min(self._pushed, start)
+        self._rows = min(self._rows, start)  # and the journal follows, when these are copied again
         if start < self._reading:
             self._disturbed = True
 
