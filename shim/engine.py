@@ -189,6 +189,11 @@ class Engine:
         buffer = ffi.from_buffer(rows)
         abi.check(lib.swarm_engine_kv_write(self._handle, slot, layer, first, count, buffer, rows.nbytes))
 
+    def kv_copy(self, source: int, target: int, layer: int, first: int, count: int) -> None:
+        """``kv_read`` of one slot and ``kv_write`` into another, which may lie in another context. Raises what they
+        do."""
+        self.kv_write(target, layer, first, self.kv_read(source, layer, first, count))
+
     def _logits_buffer(self, rows: int) -> Floats:
         if len(self._logits) < rows:
             self._logits = np.empty((rows, self._n_vocab), np.float32)

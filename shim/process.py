@@ -220,6 +220,11 @@ class EngineProcess:
         rows = np.frombuffer(data, np.uint8)
         await self._call(wire.encode({"op": "kv_write", "slot": slot, "layer": layer, "first": first}, {"rows": rows}))
 
+    async def kv_copy(self, source: int, target: int, layer: int, first: int, count: int) -> None:
+        """``Engine.kv_copy`` in the child."""
+        slots = {"source": source, "target": target}
+        await self._call(wire.encode({"op": "kv_copy", **slots, "layer": layer, "first": first, "count": count}))
+
     async def refresh(self) -> EngineInfo:
         """``info`` with the memory that is taken now."""
         self.info = messages.read_info((await self._call(wire.encode({"op": "info"}))).fields)

@@ -133,6 +133,9 @@ def _answer(engine: Engine, request: Request) -> bytes:
         case "kv_write":
             engine.kv_write(fields["slot"], fields["layer"], fields["first"], request.arrays["rows"])
             return wire.encode({"ok": True})
+        case "kv_copy":
+            engine.kv_copy(fields["source"], fields["target"], fields["layer"], fields["first"], fields["count"])
+            return wire.encode({"ok": True})
         case "info":
             return messages.info_reply(engine.info)
         case _:

@@ -79,6 +79,17 @@ class Track(Generic[T]):
         self._end = start + count
         return dropped
 
+    def copy(self) -> Track[T]:
+        """The contents are shared."""
+        other: Track[T] = Track()
+        other._pieces, other._end = list(self._pieces), self._end
+        return other
+
+    def counted(self) -> Iterator[Slice[T]]:
+        """What counts, in order: one slice for each position up to the end, from ``first`` on."""
+        for piece, counts_to in self._counted(0):
+            yield Slice(piece.content, 0, counts_to - piece.start)
+
     def truncate(self, position: int) -> list[Piece[T]]:
         """Forgets what lies at or above ``position`` and returns the pieces that are dropped, the latest first."""
         dropped = []

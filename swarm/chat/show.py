@@ -31,6 +31,8 @@ def speed_line(generation: Generation) -> str:
     parts = [f"{len(progress.token_ids)} tokens", f"{generation.tokens_per_second:.1f} tokens/s"]
     if first is not None:
         parts.append(f"first after {first:.2f} s")
+    if progress.reused_tokens:
+        parts.append(f"{progress.reused_tokens} of {len(generation.prompt)} prompt tokens were there already")
     if progress.stop_reason is not None:
         parts.append(f"ended by {progress.stop_reason}")
     return ", ".join(parts)
@@ -53,6 +55,7 @@ def as_json(generation: Generation, artifact: ClientArtifact) -> str:
             "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in progress.reply.tool_calls],
             "token_ids": progress.token_ids,
             "prompt_tokens": len(generation.prompt),
+            "reused_tokens": progress.reused_tokens,
             "stop_reason": progress.stop_reason,
             "model": artifact.name,
             "artifact_id": artifact.id,

@@ -52,7 +52,7 @@ async def converse(options: ChatOptions) -> int:
     _sampling(SamplingParams(), options.sampling)
     screen = Screen(options)
     keyboard = Keyboard()
-    async with _joined(options, screen) as client:
+    async with _joined(options, screen, keep_sessions=1) as client:
         artifact = await client.artifact(options.model)
         screen.say(f"{artifact.name}, {artifact.manifest.n_layers} layers; /help lists the commands")
         conversation = Conversation(client, artifact, options, screen)
@@ -141,13 +141,14 @@ class Conversation:
 
 
 @asynccontextmanager
-async def _joined(options: ChatOptions, screen: Screen) -> AsyncIterator[SwarmClient]:
+async def _joined(options: ChatOptions, screen: Screen, keep_sessions: int = 0) -> AsyncIterator[SwarmClient]:
     level = logging.INFO if options.verbose else logging.WARNING
     logging.basicConfig(format=f"{PROG}: %(message)s", level=level)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    config = ClientConfig(timeouts=Timeouts(route_seconds=options.wait_seconds), purpose="chat")
+    timeouts = Timeouts(route_seconds=options.wait_seconds)
+    config = ClientConfig(timeouts=timeouts, keep_sessions=keep_sessions, standby=options.standby, purpose="chat")
     if sys.stderr.isatty():
         screen.status("joining the swarm")
     async with SwarmClient.connect(options.initial_peers, config, on_status=screen.status) as client:

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from swarm.client.chain import ChainSession, StepAnswer, StepRequest, WantedRow
     from swarm.client.client import SwarmClient
     from swarm.client.config import ClientConfig, Timeouts
-    from swarm.client.generate import Generation, GenerationOptions, StopReason, Token
+    from swarm.client.generate import Generation, GenerationOptions
     from swarm.client.lasting import LastingSession
+    from swarm.client.progress import StopReason, Token
     from swarm.client.reply import Answer, Reply, Thinking
     from swarm.client.sampler import GREEDY, SamplingParams
     from swarm.client.template import ChatTemplate
@@ -29,11 +30,11 @@ _HOMES = {
     "SamplingParams": "swarm.client.sampler",
     "StepAnswer": "swarm.client.chain",
     "StepRequest": "swarm.client.chain",
-    "StopReason": "swarm.client.generate",
+    "StopReason": "swarm.client.progress",
     "SwarmClient": "swarm.client.client",
     "Thinking": "swarm.client.reply",
     "Timeouts": "swarm.client.config",
-    "Token": "swarm.client.generate",
+    "Token": "swarm.client.progress",
     "ToolCall": "swarm.client.tool_calls",
     "WantedRow": "swarm.client.chain",
 }

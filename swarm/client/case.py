@@ -24,11 +24,13 @@ class Case:
     linked: float = 0.0  # when the hops were last under a new route
     waiting_since: float | None = None
     attempts: int = 0
+    copied_tokens: int | None = None  # the least that an understudy held which came into the chain
+    replayed_tokens: int = 0  # of the last attempt: what some hop must compute again
     engines: int = 0
     engine_losers: set[PeerId] = field(default_factory=set)  # another is asked first, if there is one
     verdicts: dict[PeerId, SwarmError] = field(default_factory=dict)  # who says that the session itself is at fault
     leaving: set[PeerId] = field(default_factory=set)  # hops that are well, but shall be replaced
-    replaced: set[PeerId] = field(default_factory=set)  # of those: another is asked first, if there is one
+    replaced: set[PeerId] = field(default_factory=set)  # or that leave themselves: others are asked first
     wanted: set[PeerId] = field(default_factory=set)  # who is asked before all others
     voluntary: bool = False  # nothing had failed when it began
     lost: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
@@ -48,6 +50,10 @@ class Case:
         self.verdicts[peer] = verdict
         return any(other != peer and isinstance(said, type(verdict)) for other, said in self.verdicts.items())
 
+    def took_over(self, copied_tokens: int) -> None:
+        """An understudy that held so much came into the chain."""
+        self.copied_tokens = copied_tokens if self.copied_tokens is None else min(self.copied_tokens, copied_tokens)
+
     def told(self) -> str:
         more = len(self.story) - MAX_TOLD
         return ", ".join(self.story[:MAX_TOLD]) + (f", and {more} more failures" if more > 0 else "")
@@ -66,4 +72,6 @@ class Case:
             attempts=self.attempts,
             recompute_seconds=max((hop.replay_us for hop in answer.hops), default=0) / 1e6,
             voluntary=self.voluntary,
+            copied_tokens=self.copied_tokens,
+            replayed_tokens=self.replayed_tokens,
         )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from swarm.client.config import Timeouts
 from swarm.client.hop import Hop, HopPlace, Network, now_us, peer_failed, unexpected
-from swarm.client.links import FIRST_EPOCH, SessionTerms, attach, close_hops, open_hops
+from swarm.client.links import FIRST_EPOCH, ForkOf, SessionTerms, attach, close_hops, open_hops
 from swarm.client.row import BadRow, checked_row, checked_summary
 from swarm.client.steps import StepAnswer, StepRequest, WantedRow
 from swarm.client.trace import RecoveryTrace, TracedHop, trace_step
@@ -93,14 +93,19 @@ class ChainSession:
 
     @classmethod
     async def open(
-        cls, network: Network, places: Sequence[HopPlace], terms: SessionTerms, timeouts: Timeouts
+        cls,
+        network: Network,
+        places: Sequence[HopPlace],
+        terms: SessionTerms,
+        timeouts: Timeouts,
+        fork_of: ForkOf | None = None,
     ) -> ChainSession:
         """Opens every hop at once, then attaches to the entry. When one refuses, the others are freed again.
 
         Raises PeerFailed (NodeFull, IncompatiblePeer, ProtocolError) or another SwarmError that a hop answered with.
         """
         session_id = SessionId(secrets.token_bytes(16))
-        hops = await open_hops(network, places, terms, session_id, timeouts)
+        hops = await open_hops(network, places, terms, session_id, timeouts, fork_of)
         try:
             data = await attach(network, places[0], session_id, timeouts)
         except BaseException:
@@ -124,6 +129,15 @@ class ChainSession:
         """Ends the epoch although nothing has failed: whoever waits for an answer gets ``error``."""
         self._fail(error)
 
+    async def broken(self) -> None:
+        """Returns when it has failed or was closed."""
+        await self._failed.wait()
+
+    async def quiet(self, seconds: float) -> bool:
+        """Whether no step is under way any more after so long."""
+        outcomes = [pending.outcome for pending in self._pending.values()]
+        return not outcomes or not (await asyncio.wait(outcomes, timeout=seconds))[1]
+
     async def release(self) -> tuple[Hop, ...]:
         """Ends the epoch and leaves the hops, open or failed, to the caller, who closes them."""
         for hop in self._hops:
@@ -145,6 +159,16 @@ class ChainSession:
     @property
     def places(self) -> tuple[HopPlace, ...]:
         return tuple(hop.place for hop in self._hops)
+
+    @property
+    def held(self) -> int:
+        """Tokens that every hop held when it was opened."""
+        return min(hop.position for hop in self._hops)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """None: a chain keeps no account of what it has computed."""
+        return ()
 
     @property
     def recoveries(self) -> tuple[RecoveryTrace, ...]:

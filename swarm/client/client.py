@@ -15,6 +15,8 @@ from swarm.client.artifact_cache import ArtifactCache, Source
 from swarm.client.blame import Avoided
 from swarm.client.config import ClientConfig
 from swarm.client.generate import Generation, GenerationOptions
+from swarm.client.keeper import Keeper
+from swarm.client.kept import KeptSessions
 from swarm.client.lasting import LastingSession
 from swarm.client.opening import Need, SessionOpener
 from swarm.client.recovery import Recovery, Swarm
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from dht.peer import Peer
     from dht.view import Snapshot, SwarmView
     from swarm.client.artifact import ClientArtifact
+    from swarm.client.chain import ChainSession
+    from swarm.client.steps import StepSession
+    from swarm.replay import Track
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +76,7 @@ class SwarmClient:
         self._artifacts: dict[ArtifactId, ClientArtifact] = {}
         self._avoided = Avoided()
         self._sessions: set[LastingSession] = set()
+        self._kept = KeptSessions(self.config.keep_sessions, self.config.keep_seconds)
 
     @classmethod
     def connect(
@@ -110,6 +116,7 @@ class SwarmClient:
     async def close(self) -> None:
         """Ends every open session and leaves the swarm. Safe to call again."""
         peer, self._peer = self._peer, None
+        await self._kept.close()
         await asyncio.gather(*(session.close() for session in tuple(self._sessions)))
         if peer is not None:
             await peer.close()
@@ -157,6 +164,14 @@ class SwarmClient:
         """
         artifact = await self.artifact(model)
         return await self._open(artifact, Need(context_tokens - 1, 1, context_tokens))
+
+    async def fork(self, session: LastingSession) -> LastingSession:
+        """Another session that has computed the same tokens, over the same hops, which copy what they hold; the two go
+        their own ways. Raises UsageError while a step of ``session`` is under way, and what a hop says that can't copy:
+        NodeFull when it has no slot left."""
+        fork, track = await session.forked(self._network)
+        artifact = self._artifacts[session.terms.artifact_id]
+        return self._lasting(artifact, fork, track)
 
     async def generate(
         self,
@@ -208,17 +223,44 @@ class SwarmClient:
         if wrong:
             raise UsageError(f"token {wrong[0]} is outside the vocabulary of {artifact.name}; give ids of this model")
         need = Need(len(tokens), options.max_tokens, context_tokens)
-        return Generation(tokens, options, artifact.vocabulary, lambda: self._open(artifact, need), self._blame, parser)
+        return Generation(
+            tokens,
+            options,
+            artifact.vocabulary,
+            lambda: self._kept_or_new(artifact, tokens, need),
+            self._blame,
+            parser,
+            self._keep,
+        )
+
+    async def _kept_or_new(self, artifact: ClientArtifact, tokens: Sequence[int], need: Need) -> LastingSession:
+        kept = self._kept.take(artifact.id, tokens, need)
+        if kept is not None:
+            return kept
+        await self._kept.make_room()
+        return await self._open(artifact, need.with_room_to_go_on() if self.config.keep_sessions else need)
+
+    async def _keep(self, session: StepSession) -> None:
+        if isinstance(session, LastingSession):
+            await self._kept.keep(session)
+        else:
+            await session.close()
 
     async def _open(self, artifact: ClientArtifact, need: Need) -> LastingSession:
         swarm = self._swarm(artifact)
         opener = SessionOpener(
             swarm.network, swarm.look, artifact.manifest, swarm.request, self.config, self._avoided, self._status
         )
-        chain = await opener.open(need)
+        return self._lasting(artifact, await opener.open(need))
+
+    def _lasting(
+        self, artifact: ClientArtifact, chain: ChainSession, track: Track[tuple[int, ...]] | None = None
+    ) -> LastingSession:
+        swarm = self._swarm(artifact)
         recovery = Recovery(swarm, self.config, self._avoided, self._status)
+        keeper = Keeper(swarm, self._avoided, recovery.understudies, standby=self.config.standby)
         scout = Scout(swarm, self._avoided, self.config.timeouts, self._status) if self.config.leave_slow else None
-        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard, scout)
+        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard, track, keeper, scout)
         self._sessions.add(session)
         return session
 

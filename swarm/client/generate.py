@@ -7,28 +7,23 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
 from shim.types import RowSummary
+from swarm.client.context import check_context, shared_tokens
 from swarm.client.hop import HopPlace
-from swarm.client.reply import Reply, ReplyEvent, ReplyParser
+from swarm.client.progress import Progress, StopReason, Token
+from swarm.client.reply import ReplyEvent, ReplyParser
 from swarm.client.sampler import GREEDY, KnownLogits, Sampler, SamplingParams, log_probability
 from swarm.client.steps import StepAnswer, StepRequest, StepSession, WantedRow
 from swarm.client.stops import StopStrings
-from swarm.client.trace import HopSummary, RecoveryTrace, StepTrace, summarise
+from swarm.client.trace import HopSummary, summarise
 from swarm.client.utf8 import Utf8Stream
-from swarm.errors import ContextExceeded, PeerFailed, SessionLost, UsageError
+from swarm.errors import PeerFailed, SessionLost, UsageError
 from swarm.protocol import pb
 
 OpenSession = Callable[[], Awaitable[StepSession]]
-
-
-class StopReason(StrEnum):
-    STOP_TOKEN = "stop token"
-    STOP_STRING = "stop string"
-    MAX_TOKENS = "max tokens"
-    CONTEXT_FULL = "context full"
+LeaveSession = Callable[[StepSession], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -50,24 +45,6 @@ class GenerationOptions:
 
 
 @dataclass(frozen=True)
-class Token:
-    """One generated token at ``position``.
-
-    ``text`` is what became certain with it: empty while a character is unfinished or a stop string may be beginning.
-    ``events`` is the same taken apart, and a little later where a mark may be beginning: thinking, answer, tool calls.
-    ``log_probability`` is the model's own, at the temperature of the request (1 when greedy), before filters.
-    """
-
-    id: int
-    text: str
-    position: int
-    log_probability: float
-    is_stop: bool
-    trace: StepTrace  # of the step whose row it was drawn from
-    events: tuple[ReplyEvent, ...] = ()
-
-
-@dataclass(frozen=True)
 class Vocabulary:
     """What an answer needs of the tokenizer."""
 
@@ -75,41 +52,12 @@ class Vocabulary:
     stop_tokens: frozenset[int]
 
 
-@dataclass
-class Timing:
-    """Moments on ``time.monotonic()``; None when they haven't come."""
-
-    started: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-
-    @property
-    def first_token_seconds(self) -> float | None:
-        return None if self.started is None or self.first_token is None else self.first_token - self.started
-
-
-@dataclass
-class Progress:
-    """What has happened so far; complete when the iteration has ended."""
-
-    token_ids: list[int] = field(default_factory=list)  # without the stop token
-    text: str = ""  # all of it, marks included
-    reply: Reply = field(default_factory=Reply)  # the same text, taken apart
-    stop_reason: StopReason | None = None
-    stop_string: str | None = None
-    prefill: list[StepTrace] = field(default_factory=list)
-    decode: list[StepTrace] = field(default_factory=list)
-    full_rows: int = 0  # logits rows fetched because the top ones could not decide
-    numerics_ids: tuple[str, ...] = ()  # of every hop that took part; more than one kind may mean other bits
-    recoveries: list[RecoveryTrace] = field(default_factory=list)
-    timing: Timing = field(default_factory=Timing)
-
-
 class Generation:
     """An answer on its way: iterate to get its tokens.
 
-    The session is opened by the first token asked for and closed by the end of the iteration, by ``aclose``, or by
-    leaving the ``async with`` block. Cancelling the task that waits for a token frees the slots on every hop, too.
+    The session is opened by the first token asked for and left by the end of the iteration, by ``aclose``, or by
+    leaving the ``async with`` block; ``leave_session`` says what becomes of it (None: it is closed). Cancelling the
+    task that waits for a token frees the slots on every hop, too.
     """
 
     def __init__(
@@ -120,6 +68,7 @@ class Generation:
         open_session: OpenSession,
         on_peer_failed: Callable[[PeerFailed], None] = lambda _: None,
         parser: ReplyParser | None = None,
+        leave_session: LeaveSession | None = None,
     ) -> None:
         if not prompt:
             raise UsageError("the prompt is empty; give some text")
@@ -133,7 +82,9 @@ class Generation:
         self.context_tokens = 0
         self._vocabulary = vocabulary
         self._open_session = open_session
+        self._leave_session = leave_session or _close
         self._on_peer_failed = on_peer_failed
+        self._recovered_before = 0  # in an answer before
         self._sampler = Sampler(options.sampling, self.seed)
         self._tokens = self._run()
 
@@ -192,7 +143,7 @@ class Generation:
             raise
         finally:
             try:
-                await session.close()  # first: nobody's slot waits for the rest of the text
+                await self._leave_session(session)  # first: nobody's slot waits for the rest of the text
             finally:
                 self._parser.finish()
 
@@ -200,6 +151,9 @@ class Generation:
         self.route = session.places
         self.context_tokens = session.terms.context_tokens
         self.progress.numerics_ids = session.numerics_ids
+        self._recovered_before = len(session.recoveries)
+        # the last token's row is needed, whoever has computed it before
+        self.progress.reused_tokens = min(shared_tokens(session.tokens, self.prompt), len(self.prompt) - 1)
         check_context(len(self.prompt), self.options.max_tokens, self.context_tokens)
 
     async def _answer(self, session: StepSession, clock: _Deadline) -> AsyncIterator[Token]:
@@ -239,7 +193,7 @@ class Generation:
         in_flight: deque[int] = deque()
         size = session.terms.chunk_tokens
         answer: StepAnswer | None = None
-        for start in range(0, len(self.prompt), size):
+        for start in range(self.progress.reused_tokens, len(self.prompt), size):
             if len(in_flight) >= self.options.prefill_window:
                 self._note_prefill(await session.answer(in_flight.popleft()))
             chunk = self.prompt[start : start + size]
@@ -289,7 +243,7 @@ class Generation:
         return answer
 
     def _note_recoveries(self, session: StepSession) -> None:
-        known = len(self.progress.recoveries)
+        known = self._recovered_before + len(self.progress.recoveries)
         if len(session.recoveries) > known:
             self.progress.recoveries += session.recoveries[known:]
             self.route = session.places
@@ -363,15 +317,8 @@ class _Limit:
             ) from error
 
 
-def check_context(n_prompt: int, max_tokens: int | None, context_tokens: int) -> None:
-    """Raises ContextExceeded unless prompt and answer fit. Without ``max_tokens``, one token must fit."""
-    needed = n_prompt + (max_tokens or 1)
-    if needed > context_tokens:
-        answer = f" and {max_tokens} tokens of answer" if max_tokens else ""
-        advice = "shorten the prompt" + (" or lower --max-tokens" if max_tokens else "")
-        raise ContextExceeded(
-            f"the prompt of {n_prompt} tokens{answer} exceeds the chain's context of {context_tokens} tokens; {advice}"
-        )
+async def _close(session: StepSession) -> None:
+    await session.close()
 
 
 def _log_probability(row: RowSummary, known: KnownLogits, token: int, params: SamplingParams) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,9 @@ import numpy.typing as npt
 from swarm.client.blame import Avoided
 from swarm.client.case import Case
 from swarm.client.chain import ChainSession, StepAnswer, StepRequest
-from swarm.client.hop import HopPlace, peer_failed
+from swarm.client.hop import HopPlace, Network, peer_failed
+from swarm.client.keeper import Keeper
+from swarm.client.links import ForkOf
 from swarm.client.recovery import MENDABLE, Recovery
 from swarm.client.scout import Scout
 from swarm.client.trace import RecoveryTrace
@@ -45,6 +48,8 @@ class LastingSession:
         recovery: Recovery,
         avoided: Avoided,
         on_closed: Callable[[LastingSession], None] = lambda _: None,
+        track: Track[tuple[int, ...]] | None = None,
+        keeper: Keeper | None = None,
         scout: Scout | None = None,
     ) -> None:
         self.terms = chain.terms
@@ -52,18 +57,21 @@ class LastingSession:
         self._chain = chain
         self._recovery = recovery
         self._avoided = avoided
+        self._keeper = keeper
         self._on_closed = on_closed
         self._scout = scout
         self._failure: SwarmError | None = None
         self._case: Case | None = None
         self._served = False  # whether this chain has answered
-        self._track: Track[tuple[int, ...]] = Track()
-        self._sent: dict[int, _Sent] = {}  # in the order they were sent
+        self._track: Track[tuple[int, ...]] = track or Track()  # what the chain holds
+        self._sent: dict[int, _Sent] = {}  # in the order they were sent; not booked yet
+        self._untaken: dict[int, _Sent] = {}  # whose answers the caller has not got
         self._last_number = 0
         self._last: StepRequest | None = None  # of those answered
         self._last_chain: ChainSession | None = None  # whose exit keeps its row
         self._order = asyncio.Lock()  # of sending, and of mending
         self._mending: asyncio.Task[tuple[ChainSession, list[int]]] | None = None
+        self._watch()
         if scout is not None:
             scout.watch(self)
 
@@ -82,7 +90,9 @@ class LastingSession:
         if self._mending is not None:
             self._mending.cancel()
             await asyncio.wait({self._mending})
-        await self._chain.close()
+        if self._keeper is not None:
+            await self._keeper.close()
+        await asyncio.gather(self._chain.close(), self._recovery.understudies.close(self.session_id))
         await self._recovery.close()
         self._on_closed(self)
 
@@ -110,13 +120,34 @@ class LastingSession:
         """Of the hops as they are now."""
         return self._chain.numerics_ids
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Those whose steps were answered, in order: a step may start at any of them, or after the last."""
+        return tuple(token for part in self._track.counted() for token in part.content[part.first : part.last])
+
+    def rest(self) -> bool:
+        """Forgets the steps under way, whose answers nobody is going to take: the next step overwrites what they
+        compute. False when the session is of no more use."""
+        if self._failure is not None or self._chain.failure is not None or self._order.locked():
+            return False
+        for sent in self._sent.values():
+            self._track.truncate(sent.request.start)
+            self._recovery.understudies.rolled_back(sent.request.start)
+        self._sent.clear()
+        self._untaken.clear()
+        return True
+
     async def send(self, request: StepRequest) -> int:
         """Sends a step and returns its number for ``answer``. Waits while the transport is full or hops are missing."""
         async with self._order:
-            self._check_start(request)
+            if self._failure is not None:
+                raise self._failure
+            end = self._check_start(request)
+            if request.start < end and request is not self._last:  # what is repeated stays the same
+                self._recovery.understudies.rolled_back(request.start)
             self._last_number += 1
             number = self._last_number
-            sent = self._sent[number] = _Sent(request)
+            sent = self._sent[number] = self._untaken[number] = _Sent(request)
             try:
                 sent.number = await self._chain.send(request)
             except MENDABLE:
@@ -125,28 +156,32 @@ class LastingSession:
 
     async def answer(self, number: int) -> StepAnswer:
         """Waits for the answer to one step; each may be taken once."""
-        sent = self._sent[number]
-        while True:
+        sent = self._untaken[number]
+        while sent.answer is None:
             chain = self._chain
             try:
-                answer = sent.answer = await chain.answer(sent.number)
-                break
+                answer = await chain.answer(sent.number)
             except MENDABLE:
                 await self._mended(chain)
-        sent.chain = chain
-        if self._scout is not None:
-            self._scout.note(chain, sent.request, answer)
-        self._settle(answer)
-        return answer
+                continue
+            if sent.answer is None:
+                sent.answer, sent.chain = answer, chain
+                if self._scout is not None:
+                    self._scout.note(chain, sent.request, answer)
+                self._settle(answer)
+        del self._untaken[number]
+        return sent.answer
 
     async def step(self, request: StepRequest) -> StepAnswer:
         return await self.answer(await self.send(request))
 
     async def fetch_row(self, position: int) -> npt.NDArray[np.float32]:
         """The whole logits row of the last wanted ``position``; the exit keeps it until its next step."""
+        if self._last is None:
+            raise UsageError("the session has answered no step yet; send one that asks for a row")
         while True:
             chain = self._chain
-            if self._last is not None and self._last_chain is not chain:
+            if self._last_chain is not chain:
                 await self.step(self._last)  # the exit may be another one, or keep it no more: it is computed again
                 continue
             try:
@@ -166,20 +201,57 @@ class LastingSession:
         async with self._order:
             if chain is not self._chain or chain.failure is not None:
                 return False
-            if self._case is None:
-                self._case = Case(self.held_tokens, voluntary=True)
-            self._case.leaving.add(place.peer_id)
-            self._case.wanted = {by} if by is not None else set()
-            error = peer_failed(place, f"is replaced ({reason})")
-            self._case.tell(error)
-            chain.retire(error)
-            await self._mend()
+            case = self._case or Case(self.held_tokens, voluntary=True)
+            case.wanted = {by} if by is not None else set()
+            await self._swap(place, f"is replaced ({reason})", case)
             return True
+
+    async def hand_over(self, peer: PeerId, seconds: float) -> bool:
+        """Puts the understudies of a hop, whose node leaves within ``seconds``, in its place once they hold all that
+        the session holds. Nothing is sent meanwhile; so what takes too long to be copied, or can't be, is replayed.
+        Returns whether the hop is out of the chain."""
+        understudies = self._recovery.understudies
+        async with self._order:
+            began, chain = time.monotonic(), self._chain
+            place = next((place for place in chain.places if place.peer_id == peer), None)
+            if place is None:
+                return True
+            if not await chain.quiet(seconds) or chain.failure is not None:
+                return False
+            await self._collect(chain)
+            held = self.held_tokens
+            if held:
+                await understudies.ask(chain, peer, held)
+                await understudies.settled(peer, chain, min(seconds, chain.timeouts.hand_over_seconds))
+            waiting = understudies.of(peer)
+            if not waiting or chain.failure is not None:
+                return False
+            for one in waiting:
+                one.settled_in_a_pause()
+            await self._swap(place, "leaves the swarm", self._case or Case(held, began=began, voluntary=True))
+            return True
+
+    async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
+        """Another session of the same hops that holds the same, and what that is. Raises UsageError while steps are
+        under way, PeerFailed when a hop can't copy what it holds."""
+        async with self._order:
+            if self._sent:
+                raise UsageError("steps of the session are under way; take their answers before you fork it")
+            held = self._track.end
+            chain = await ChainSession.open(
+                network, self.places, self.terms, self._chain.timeouts, ForkOf(self.session_id, held)
+            )
+            track = self._track.copy()
+        if chain.held < held:
+            await chain.close()
+            raise peer_failed(self.places[0], f"copied {chain.held} of {held} tokens")
+        return chain, track
 
     # --- inside
 
-    def _check_start(self, request: StepRequest) -> None:
-        """A gap, and what is beyond the context, would be refused by the first hop, and look like its failure."""
+    def _check_start(self, request: StepRequest) -> int:
+        """Where the session ends before it. A gap, and what is beyond the context, would be refused by the first hop,
+        and look like its failure."""
         last = next(reversed(self._sent.values()), None)
         end = self._track.end if last is None else last.request.start + len(last.request.tokens)
         if request.start > end:
@@ -190,6 +262,23 @@ class LastingSession:
                 f"a step ends at {beyond}, the session was opened for {self.terms.context_tokens} tokens; "
                 "open one with a longer context"
             )
+        return end
+
+    async def _collect(self, chain: ChainSession) -> None:
+        """The answers that are there, although nobody has asked for them yet: their steps need not be sent again."""
+        for sent in list(self._sent.values()):
+            if sent.answer is None:
+                sent.answer, sent.chain = await chain.answer(sent.number), chain
+                self._settle(sent.answer)
+
+    async def _swap(self, place: HopPlace, why: str, case: Case) -> None:
+        """With the lock held."""
+        self._case = case
+        case.leaving.add(place.peer_id)
+        error = peer_failed(place, why)
+        case.tell(error)
+        self._chain.retire(error)
+        await self._mend()
 
     async def _mended(self, chain: ChainSession) -> None:
         async with self._order:
@@ -222,6 +311,7 @@ class LastingSession:
         finally:
             self._mending = None
         self._served = False
+        self._watch()
         for sent, number in zip(pending, numbers, strict=True):
             sent.number = number
 
@@ -238,7 +328,13 @@ class LastingSession:
             self._case = None
         if not self._served:
             self._served = True
+            if self._keeper is not None:
+                self._keeper.answered()
             self._avoided.forgive_chain([place.peer_id for place in self._chain.places])
+
+    def _watch(self) -> None:
+        if self._keeper is not None:
+            self._keeper.watch(self)
 
 
 def _is_cancelled() -> bool:

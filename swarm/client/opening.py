@@ -13,7 +13,7 @@ from swarm.artifact.manifest import Manifest
 from swarm.client.blame import Avoided, is_to_blame
 from swarm.client.chain import ChainSession, SessionTerms
 from swarm.client.config import ClientConfig
-from swarm.client.generate import check_context
+from swarm.client.context import check_context
 from swarm.client.hop import HopPlace, Network
 from swarm.errors import ContextExceeded, NoRoute, PeerFailed, SwarmError
 from swarm.ids import PeerId
@@ -38,6 +38,12 @@ class Need:
     n_prompt: int
     max_tokens: int | None = None
     context_tokens: int | None = None
+
+    def with_room_to_go_on(self) -> Need:
+        """As much context as a chain has, beyond what this answer takes."""
+        if self.context_tokens is not None or self.max_tokens is None:
+            return self
+        return Need(self.n_prompt + self.max_tokens - 1)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from swarm.client.chain import ChainSession, StepRequest, Trouble
 from swarm.client.config import ClientConfig
 from swarm.client.hop import Hop, Network
 from swarm.client.links import Neighbours, attach
-from swarm.client.seats import Seat, filled, stand_ins, without_broken_links
+from swarm.client.seats import Seat, filled, stand_ins, with_understudies, without_broken_links
+from swarm.client.understudy import Understudies
 from swarm.errors import ContextExceeded, NetworkError, NoRoute, PeerFailed, SessionLost, SessionPoisoned, SwarmError
 from swarm.ids import PeerId
 from swarm.protocol import pb
@@ -64,13 +65,8 @@ class Recovery:
         self._swarm = swarm
         self._avoided = avoided
         self._status = on_status
-        timeouts = config.timeouts
-        # a peer that says nothing is no replacement: another may be there
-        self._timeouts = replace(
-            timeouts,
-            connect_seconds=min(timeouts.connect_seconds, timeouts.heartbeat_seconds),
-            open_seconds=min(timeouts.open_seconds, 2 * timeouts.heartbeat_seconds),
-        )
+        self.understudies = Understudies(swarm.network, config.timeouts.impatient())
+        self._timeouts = config.timeouts.impatient()
         self._closing: set[asyncio.Task[None]] = set()
         self._refused: dict[PeerId, float] = {}  # until when peers that did not come are not asked again
 
@@ -99,11 +95,14 @@ class Recovery:
 
     async def can_replace(self, chain: ChainSession, index: int, by: PeerId | None = None) -> bool:
         """Whether others that behave, or ``by``, can serve the layers of one hop while all others stay."""
+        waiting = self.understudies.of(chain.hops[index].place.peer_id)
+        if any(one.hop.place.peer_id == by for one in waiting):
+            return True
         seats = [Seat(hop.place, hop.numerics_id, hop) for hop in chain.hops]
         request = replace(
             self._swarm.request,
             context_tokens=chain.terms.context_tokens,
-            banned=self._avoided.now(),
+            banned=self._avoided.now() | self.understudies.peers(),
             banned_edges=self._avoided.edges(),
         )
         try:
@@ -154,6 +153,8 @@ class Recovery:
             raise error
         if is_to_blame(error):
             self._avoided.add(peer)
+        if error.code == pb.NODE_DRAINING:
+            case.replaced.add(peer)  # its record may say it later
         if error.code != pb.ENGINE_LOST:
             return
         case.engines += 1
@@ -218,6 +219,7 @@ class Recovery:
                     await self._wait(error, case)
             records, fresh = await self._look(), True
         staying = {seat.hop for seat in planned}
+        self.understudies.taken(staying)
         for index, seat in enumerate(seats):
             if seat.hop is not None and seat.hop not in staying:
                 self._empty(seats, index, chain, case)
@@ -229,16 +231,18 @@ class Recovery:
         now = time.monotonic()
         refused = frozenset(peer for peer, until in self._refused.items() if until > now) | case.verdicts.keys()
         request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
-        others_first = self._avoided.now() | case.engine_losers | case.replaced
+        others_first = self._avoided.now() | case.engine_losers | case.replaced | self.understudies.peers()
         banned, edges = refused | others_first, self._avoided.edges()
+        waiting = self.understudies.ready()
         try:
             around = replace(request, banned=banned, banned_edges=edges)
+            unbroken = without_broken_links(seats, edges)
             if wanted := [record for record in records if record.peer_id in case.wanted]:
                 with suppress(NoRoute, ContextExceeded):
-                    return filled(seats, wanted, around)
-            return filled(without_broken_links(seats, edges), records, around)
+                    return filled(unbroken, wanted, around)
+            return filled(with_understudies(unbroken, waiting), records, around)
         except (NoRoute, ContextExceeded):
-            return filled(seats, records, replace(request, banned=refused))
+            return filled(with_understudies(seats, waiting), records, replace(request, banned=refused))
 
     async def _look(self) -> Records:
         try:
@@ -261,7 +265,7 @@ class Recovery:
     async def _rerouted(self, seats: list[Seat], chain: ChainSession, held: int, epoch: int, case: Case) -> int | None:
         """Tells every hop its place, from the exit to the entry. None when one was lost over it."""
         neighbours = Neighbours(self._swarm.network.peer_id, [seat.place for seat in seats])
-        needed = held
+        lowest = needed = held
         for index in reversed(range(len(seats))):
             place, hop = seats[index].place, seats[index].hop
             try:
@@ -273,12 +277,18 @@ class Recovery:
                     needed = 0
                 else:
                     hop.place = place
-                    route = neighbours.reroute(index, chain.session_id, epoch, needed, held)
+                    understudy = seats[index].understudy
+                    keep = held if understudy is None else understudy.trusted(held)
+                    route = neighbours.reroute(index, chain.session_id, epoch, needed, keep)
                     rerouted = await hop.reroute(route, self._timeouts.open_seconds)
                     needed = rerouted.position if rerouted.pushes else min(needed, rerouted.position)
+                    if understudy is not None:
+                        case.took_over(rerouted.position)
             except SwarmError as error:
                 self._lose(seats, index, error, chain, case)
                 return None
+            lowest = min(lowest, needed)
+        case.replayed_tokens = held - lowest
         return needed
 
     def _lose(self, seats: list[Seat], index: int, error: SwarmError, chain: ChainSession, case: Case) -> None:

@@ -91,6 +91,8 @@ class RecoveryTrace:
     replay_seconds: float
     attempts: int
     voluntary: bool = False  # a hop that was well was replaced
+    copied_tokens: int | None = None  # that understudies held when they took over: the least of any; None: nobody did
+    replayed_tokens: int = 0  # that some hop computed again, or was given from a journal
     recompute_seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -99,10 +101,12 @@ class RecoveryTrace:
         pause = self.planning_seconds + self.replay_seconds
         silent = "" if self.voluntary else f", last byte of the lost {self.silent_seconds:.2f} s before"
         what = "handed over" if self.voluntary else "recovered"
+        copied = "" if self.copied_tokens is None else f"{self.copied_tokens} tokens copied before, "
         return (
             f"{what} at position {self.position} in {pause:.2f} s (new route {self.planning_seconds:.2f} s, replay "
             f"{self.replay_seconds:.2f} s, {self.recompute_seconds:.2f} s computed again, attempts {self.attempts}"
-            f"{silent}): {', '.join(self.story)}; taken over: {came or 'nothing, the same hops went on'}"
+            f"{silent}): {', '.join(self.story)}; taken over: {came or 'nothing, the same hops went on'}; "
+            f"{copied}{self.replayed_tokens} replayed"
         )
 
 

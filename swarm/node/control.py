@@ -10,6 +10,8 @@ from dataclasses import replace
 from dht.record import NodeState
 from shim.errors import EngineError
 from swarm.ids import PeerId, SessionId
+from swarm.node.copies import Copies
+from swarm.node.fork import fork
 from swarm.node.gate import first_frame, unexpected
 from swarm.node.live import LiveSession
 from swarm.node.passing import AnswerPasser, PushPasser
@@ -40,6 +42,8 @@ class ControlHandler:
             raise unexpected(opening)
         live = self._open(peer, opening)
         try:
+            if opening.fork_of:
+                await fork(self._shared, live, SessionId(opening.fork_of), opening.fork_tokens)
             await stream.send(self._opened(live))
             await Conversation(self._shared, live, stream).run()
         finally:
@@ -63,12 +67,13 @@ class ControlHandler:
         if self._shared.host.strikes.of(session_id) >= self._shared.limits.poison_strikes:
             raise WireError(pb.SESSION_POISONED, "the session's steps have ended engines here")
         self._replace_older(peer, session_id, opening.epoch)
-        return self._shared.open(session_id, peer, _terms(opening), _route(opening))
+        primary = PeerId(opening.understudy_of.peer_id) if opening.HasField("understudy_of") else None
+        return self._shared.open(session_id, peer, _terms(opening), _route(opening), primary)
 
     def _check_state(self) -> None:
         state = self._shared.state
         if state == NodeState.DRAINING:
-            raise WireError(pb.NODE_DRAINING, "the node takes no new sessions")
+            raise self._shared.leaves()
         if state != NodeState.ONLINE or not self._shared.host.ready:
             raise WireError(pb.NOT_READY, "the engine is being loaded", retry_after_seconds=2.0)
 
@@ -106,6 +111,7 @@ class Conversation:
         self._live = live
         self._stream = stream
         self._group = asyncio.TaskGroup()
+        self._copies = Copies(shared, live, stream, self._group)
         self._passing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -113,6 +119,7 @@ class Conversation:
             async with self._group:
                 self._group.create_task(self._watch_client())
                 self._group.create_task(self._watch_end())
+                self._group.create_task(self._watch_draining())
                 self._start_passing()
                 await self._read()
                 raise _Over(None)
@@ -135,6 +142,11 @@ class Conversation:
     async def _watch_end(self) -> None:
         raise _Over(await asyncio.shield(self._live.ended))
 
+    async def _watch_draining(self) -> None:
+        await self._shared.draining.wait()
+        seconds = self._shared.draining_seconds
+        await self._stream.send(pb.Draining(session_id=self._live.session.id, seconds=seconds))
+
     # --- what the client says
 
     async def _read(self) -> None:
@@ -154,6 +166,8 @@ class Conversation:
                     await self._row(received)
                 case pb.Reroute():
                     await self._reroute(received)
+                case pb.CopyState():
+                    await self._copies.order(received)
                 case pb.Close():
                     await self._stream.send(pb.Closed())
                     return
@@ -192,6 +206,7 @@ class Conversation:
             await self._refuse(refusal)
             return
         self._shared.detach(self._live)
+        self._shared.unfeed(self._live, WireError(pb.NOT_ALLOWED, "the understudy has taken its place in the chain"))
         if not self._live.is_exit:  # its client stays the same
             await self._stop_passing()
         await self._live.settle(reroute.keep_tokens)

@@ -14,7 +14,8 @@ from swarm.node.data import DataHandler
 from swarm.node.gate import Gate, Handler
 from swarm.node.info import InfoHandler
 from swarm.node.shared import Shared, engine_lost
-from swarm.protocol import CONTROL_STREAM, DATA_STREAM, INFO_STREAM, WireError, pb
+from swarm.node.state import StateHandler
+from swarm.protocol import CONTROL_STREAM, DATA_STREAM, INFO_STREAM, STATE_STREAM, WireError, pb
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Service:
             INFO_STREAM: InfoHandler(shared, folder),
             CONTROL_STREAM: ControlHandler(shared),
             DATA_STREAM: DataHandler(shared),
+            STATE_STREAM: StateHandler(shared),
         }
 
     @property
@@ -53,11 +55,6 @@ class Service:
         if lost:
             logger.warning("%d sessions are lost with the engine; their clients are told", lost)
         self.shared.end_all(engine_lost(str(died)))
-
-    async def idle(self) -> None:
-        """Returns when no session is open."""
-        while self.shared.lives:
-            await self.shared.session_ended()
 
     async def close(self) -> None:
         """Ends the sessions that are left and waits until no handler runs."""

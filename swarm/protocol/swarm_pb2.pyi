@@ -9,7 +9,8 @@ Streams (libp2p protocol names):
   glm-swarm/1/data     one per session and pair of neighbours; the client is the entry's predecessor. The receiver of
                        the steps sends a Pong every second, and an Error as its last word
   glm-swarm/1/state    what a hop holds of a session, to an understudy that may take its place: KvRows, and Steps that
-                       fill its journal; the receiver sends a Pong every second, and an Error as its last word
+                       fill its journal; the receiver sends a Pong every second, one with the nonce of a Ping when
+                       all before that is taken in, and an Error as its last word
 
 Units: *_us microseconds, *_bytes bytes, *_tokens tokens. Layers are half-open ranges. Peer ids are base58 text.
 Fields are only ever added; a reader ignores the ones it does not know.
@@ -524,6 +525,8 @@ class Open(_message.Message):
     SUCCESSOR_POSITION_FIELD_NUMBER: _builtins.int
     UNDERSTUDY_OF_FIELD_NUMBER: _builtins.int
     SUSPECT_FIELD_NUMBER: _builtins.int
+    FORK_OF_FIELD_NUMBER: _builtins.int
+    FORK_TOKENS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     """16 random bytes"""
     epoch: _builtins.int
@@ -543,6 +546,11 @@ class Open(_message.Message):
     """what the successor holds already: replayed rows below are not sent on"""
     suspect: _builtins.bool
     """a step of the session may have ended an engine: its steps share no engine call"""
+    fork_of: _builtins.bytes
+    """Begin with what another session of the same client holds here, of the same run, below fork_tokens. Opened says how
+    much that was; the two go their own ways from there.
+    """
+    fork_tokens: _builtins.int
     @_builtins.property
     def run(self) -> Global___Layers:
         """inside the node's span, starting and ending at legal cuts"""
@@ -580,10 +588,12 @@ class Open(_message.Message):
         successor_position: _builtins.int = ...,
         understudy_of: Global___Neighbour | None = ...,
         suspect: _builtins.bool = ...,
+        fork_of: _builtins.bytes = ...,
+        fork_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["predecessor", b"predecessor", "run", b"run", "successor", b"successor", "understudy_of", b"understudy_of"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_id", b"artifact_id", "chunk_tokens", b"chunk_tokens", "context_tokens", b"context_tokens", "encoding", b"encoding", "epoch", b"epoch", "hop_index", b"hop_index", "keep_journal", b"keep_journal", "numerics_id", b"numerics_id", "predecessor", b"predecessor", "purpose", b"purpose", "run", b"run", "session_id", b"session_id", "successor", b"successor", "successor_position", b"successor_position", "suspect", b"suspect", "understudy_of", b"understudy_of"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_id", b"artifact_id", "chunk_tokens", b"chunk_tokens", "context_tokens", b"context_tokens", "encoding", b"encoding", "epoch", b"epoch", "fork_of", b"fork_of", "fork_tokens", b"fork_tokens", "hop_index", b"hop_index", "keep_journal", b"keep_journal", "numerics_id", b"numerics_id", "predecessor", b"predecessor", "purpose", b"purpose", "run", b"run", "session_id", b"session_id", "successor", b"successor", "successor_position", b"successor_position", "suspect", b"suspect", "understudy_of", b"understudy_of"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

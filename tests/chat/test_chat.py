@@ -205,6 +205,8 @@ def test_a_conversation_in_a_terminal(environment: dict[str, str], tmp_path: Pat
         child.expect("sea")
         child.sendintr()
         child.expect("stopped")
+        child.send("Once more.\r")
+        child.expect("prompt tokens were there already")  # also what was stopped
         child.send("/nonsense\r")
         child.expect("/nonsense is no command")
         child.send("/quit\r")

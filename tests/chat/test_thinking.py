@@ -18,7 +18,7 @@ from swarm.chat.cli import main
 from swarm.chat.options import parse
 from swarm.chat.screen import Screen
 from swarm.chat.talk import Conversation
-from swarm.client.generate import StopReason
+from swarm.client.progress import StopReason
 from swarm.local_swarm import LocalSwarm, local_swarm
 
 FRANCE = "What is the capital of France?"

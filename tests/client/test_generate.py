@@ -11,7 +11,8 @@ import pytest
 
 from swarm.client.chain import ChainSession
 from swarm.client.config import Timeouts
-from swarm.client.generate import Generation, GenerationOptions, StopReason, Vocabulary
+from swarm.client.generate import Generation, GenerationOptions, Vocabulary
+from swarm.client.progress import StopReason
 from swarm.client.reply import Answer, Reply, ReplyEvent, ReplyFormat, ReplyParser, Thinking
 from swarm.client.sampler import GREEDY, SamplingParams
 from swarm.errors import ContextExceeded, PeerFailed, SessionLost, UsageError

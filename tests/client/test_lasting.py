@@ -15,6 +15,7 @@ from swarm.client.blame import Avoided
 from swarm.client.chain import ChainSession, StepRequest, WantedRow
 from swarm.client.config import ClientConfig, Timeouts
 from swarm.client.hop import HopPlace
+from swarm.client.keeper import Keeper
 from swarm.client.lasting import LastingSession
 from swarm.client.recovery import Recovery, Swarm
 from swarm.errors import ContextExceeded, SessionLost, SessionPoisoned, SwarmError, UsageError
@@ -80,7 +81,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(*spare: tuple[int, int], timeouts: Timeouts = QUICK) -> AsyncIterator[Scene]:
+async def scene(
+    *spare: tuple[int, int],
+    timeouts: Timeouts = QUICK,
+    standby: bool = False,
+    cuts: tuple[int, ...] = (0, 10, 20, 30),
+) -> AsyncIterator[Scene]:
     network = ScriptedNetwork([ScriptedHop() for _ in range(CHAIN + len(spare))])
     for index, layers in enumerate(spare, CHAIN):
         network.places[index] = HopPlace(index, PeerId(f"peer{index}"), layers)
@@ -90,13 +96,14 @@ async def scene(*spare: tuple[int, int], timeouts: Timeouts = QUICK) -> AsyncIte
     async def look() -> Sequence[SpanRecord]:
         return records
 
-    request = RouteRequest(legal_cuts=(0, 10, 20, 30), artifact_id=TERMS.artifact_id, context_tokens=1)
+    request = RouteRequest(legal_cuts=cuts, artifact_id=TERMS.artifact_id, context_tokens=1)
     avoided = Avoided()
     swarm = Swarm(network, lambda: records, look, request)
     recovery = Recovery(swarm, ClientConfig(timeouts=timeouts), avoided, said.append)
     try:
         chain = await ChainSession.open(network, network.places[:CHAIN], TERMS, timeouts)
-        async with LastingSession(chain, recovery, avoided) as session:
+        keeper = Keeper(swarm, avoided, recovery.understudies, standby=standby)
+        async with LastingSession(chain, recovery, avoided, keeper=keeper) as session:
             yield Scene(network, session, avoided, records, said)
         await network.idle()
         assert [hop.sessions for hop in network.hops] == [0] * len(network.hops)

@@ -12,7 +12,7 @@ import pytest
 
 from shim.vocab import Vocab
 from swarm import ClientConfig, GenerationOptions, SwarmClient
-from swarm.client.generate import StopReason
+from swarm.client.progress import StopReason
 from swarm.local_swarm import LocalSwarm, local_swarm
 from tests.glm_tiny.asked import sample
 

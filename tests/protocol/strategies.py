@@ -167,6 +167,8 @@ bodies: dict[type[Body], st.SearchStrategy[Body]] = {
         successor_position=positions,
         understudy_of=maybe_neighbour,
         suspect=st.booleans(),
+        fork_of=st.just(b"") | session_ids,
+        fork_tokens=positions,
     ),
     pb.Opened: st.builds(
         pb.Opened, epoch=epochs, slot_tokens=positions, numerics_id=texts, position=positions, clock_us=u64
