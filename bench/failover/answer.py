@@ -174,6 +174,10 @@ class _Struck:
         return self._session.numerics_ids
 
     @property
+    def tokens(self) -> tuple[int, ...]:
+        return self._session.tokens
+
+    @property
     def recoveries(self) -> Sequence[RecoveryTrace]:
         return self._session.recoveries
 

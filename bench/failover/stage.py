@@ -121,7 +121,7 @@ class Stage:
         """One that keeps copies. Raises UsageError when this build's client can't."""
         if not can_stand_by():
             raise UsageError("this build's client has no standby; measure without it: --without-standby")
-        config = replace(self.client.config, standby=True)  # type: ignore[call-arg]
+        config = replace(self.client.config, standby=True)
         async with SwarmClient.connect([self.door], config, on_status=tell) as client:
             await client.artifact()
             yield client

@@ -105,6 +105,9 @@ class Recovery:
 
     async def can_replace(self, chain: ChainSession, index: int, by: PeerId | None = None) -> bool:
         """Whether others that behave, or ``by``, can serve the layers of one hop while all others stay."""
+        waiting = self.understudies.of(chain.hops[index].place.peer_id)
+        if any(one.hop.place.peer_id == by for one in waiting):
+            return True
         seats = [Seat(hop.place, hop.numerics_id, hop) for hop in chain.hops]
         request = replace(
             self._swarm.request,
@@ -245,9 +248,9 @@ class Recovery:
         seats[:] = planned
 
     def _planned(self, seats: Sequence[Seat], records: Records, chain: ChainSession, case: Case) -> list[Seat]:
-        """Around banned peers and links if there is a way, else with hops that were to be replaced, and around those that
-        were lost, of whom the first may be well again before the last; those that did not come are asked again after a
-        pause, those that won't have this session not at all."""
+        """Around banned peers and links if there is a way, else with hops that were to be replaced, and around those
+        that were lost, of whom the first may be well again before the last; those that did not come are asked again
+        after a pause, those that won't have this session not at all."""
         now = time.monotonic()
         refused = frozenset(peer for peer, until in self._refused.items() if until > now) | case.verdicts.keys()
         request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
@@ -256,10 +259,10 @@ class Recovery:
         waiting = self.understudies.ready()
         try:
             around = replace(request, banned=banned, banned_edges=edges)
+            unbroken = without_broken_links(seats, edges)
             if wanted := [record for record in records if record.peer_id in case.wanted]:
                 with suppress(NoRoute, ContextExceeded):
-                    return filled(seats, wanted, around)
-            unbroken = without_broken_links(seats, edges)
+                    return filled(unbroken, wanted, around)
             return filled(with_understudies(unbroken, waiting), records, around)
         except (NoRoute, ContextExceeded):
             seats = with_understudies(with_retained(seats, self._retained), waiting)
