@@ -155,6 +155,11 @@ class ChainSession:
         return self._hops
 
     @property
+    def under_way(self) -> tuple[StepRequest, ...]:
+        """Steps that were sent and not answered, in order."""
+        return tuple(pending.request for pending in self._pending.values() if not pending.outcome.done())
+
+    @property
     def places(self) -> tuple[HopPlace, ...]:
         return tuple(hop.place for hop in self._hops)
 

@@ -11,6 +11,7 @@ from swarm.node.batch import assemble, separate
 from swarm.node.engine_host import EngineHost
 from swarm.node.live import Computed, Job
 from swarm.node.scheduler import Work
+from swarm.node.shared import engine_lost
 from swarm.node.tally import Tally
 from swarm.protocol import WireError, pb
 
@@ -43,7 +44,8 @@ class Executor:
         try:
             result, ipc_seconds = await self._host.step(tuple(job.live.session.id for job in jobs), batch, summaries)
         except EngineDied as error:
-            _fail(jobs, WireError(pb.ENGINE_LOST, f"the engine died ({error})"))
+            for job in jobs:
+                job.live.finish(job, engine_lost(str(error), blamed=self._host.blames(job.live.session.id)))
         except ComputeError as error:
             logger.error("a step failed in the engine and its sessions were emptied: %s", error)
             _fail(jobs, WireError(pb.INTERNAL, f"the step failed in the engine ({error}) and the session was emptied"))

@@ -94,6 +94,7 @@ class LiveSession:
         self._in_flight = 0  # accepted and not passed on
         self._computing: list[int] = []  # first positions of the jobs in the engine
         self._watchers: list[Watcher] = []
+        self._replay_seconds = 0.0  # inside engine calls for replayed steps, not told yet
         self._changed = asyncio.Event()
         self._used = time.monotonic()
 
@@ -178,6 +179,7 @@ class LiveSession:
                 rows=job.rows.count,
                 chunk=job.rows.tiled,
                 job=job,
+                suspect=self.session.suspect,
             )
         )
 
@@ -201,12 +203,21 @@ class LiveSession:
                 self.journal.truncate(outcome.position)
         else:
             session.computed(job.rows.start + job.rows.count)
+            if job.received.step.replay:
+                self._replay_seconds += outcome.result.compute_seconds
+            else:
+                session.suspect = False  # what its client waits for has passed
             if self.journal is not None and outcome.result.hidden is not None:
                 self.journal.record(job.rows.start, outcome.result.hidden, chunk=job.rows.tiled)
             if session.last_step == job.received.step.step and wanted(job.rows):
                 session.last_row = session.position - 1
         self.outbox.put_nowait(Finished(job.received, outcome))
         self._tell_changed()
+
+    def take_replay_seconds(self) -> float:
+        """Inside engine calls for replayed steps since this was last asked."""
+        seconds, self._replay_seconds = self._replay_seconds, 0.0
+        return seconds
 
     def passed_on(self) -> None:
         """A step left the outbox."""

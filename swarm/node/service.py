@@ -54,7 +54,8 @@ class Service:
         lost = len(self.shared.lives)
         if lost:
             logger.warning("%d sessions are lost with the engine; their clients are told", lost)
-        self.shared.end_all(engine_lost(str(died)))
+        for live in tuple(self.shared.lives.values()):
+            self.shared.end(live, engine_lost(str(died), blamed=self.shared.host.blames(live.session.id)))
 
     async def close(self) -> None:
         """Ends the sessions that are left and waits until no handler runs."""

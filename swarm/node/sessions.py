@@ -24,6 +24,7 @@ class Terms:
     encoding: pb.ActivationEncoding.ValueType
     keep_journal: bool = False
     purpose: str = ""
+    suspect: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Session:
     planned: int = 0
     last_step: int = 0
     last_row: int | None = None  # position of the row that the engine keeps for RowRequest
+    suspect: bool = False  # a step to come may end the engine
 
     @property
     def epoch(self) -> int:
@@ -204,7 +206,7 @@ class SessionTable:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         slot = self.slots.book(terms.context_tokens)
-        session = Session(session_id, owner, terms, route, slot, self.slots.tokens(slot))
+        session = Session(session_id, owner, terms, route, slot, self.slots.tokens(slot), suspect=terms.suspect)
         self._sessions[session_id] = session
         return session
 

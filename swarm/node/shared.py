@@ -213,11 +213,13 @@ class Shared:
             logger.debug("slot %d was emptied with its engine: %s", slot, error)
 
 
-def engine_lost(cause: str) -> WireError:
+def engine_lost(cause: str, *, blamed: bool) -> WireError:
+    when = " in a step of this session" if blamed else ""
     return WireError(
         pb.ENGINE_LOST,
-        f"the engine died ({cause}) and the session's state with it",
+        f"the engine died{when} ({cause}) and the session's state with it",
         retry_after_seconds=1.0,
+        blamed=blamed,
     )
 
 
