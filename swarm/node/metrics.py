@@ -110,7 +110,9 @@ class NodeCollector(Collector):
 
     def _failures(self) -> Iterator[Metric]:
         tally = self._shared.tally
-        yield _counters("refusals", "Streams and requests refused.", "code", _with_zeros(tally.failures, CODES))
+        yield _counters(
+            "refusals", "Streams and requests refused or ended.", "code", _with_zeros(tally.failures, CODES)
+        )
         yield _counters("failed_steps", "Steps that were not computed.", "code", _with_zeros(tally.failed_steps, CODES))
         late = {kind.removesuffix("_steps"): tally.failures[kind] for kind in ("stale_steps", "early_steps")}
         yield _counters("dropped_steps", "Steps of another epoch, which had no effect.", "kind", late)
