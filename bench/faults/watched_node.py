@@ -6,6 +6,7 @@ A request is one line of JSON, so is its answer:
   {"do": "held"}                    answered when N sessions wait
   {"do": "release"}                 they go on
   {"do": "garble", "sessions": N}   the next step or answer that the node sends of each of N sessions is garbage
+  {"do": "poison", "session": S, "position": P}  the engine dies of every row of session S (hex) at or above P
 
 A silence of its successor counts for less long than in other nodes: experiments have to wait for it.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bench.faults.poison import Poison
 from shim.errors import EngineError
 from swarm.ids import SessionId
 from swarm.node import cli
@@ -133,9 +135,12 @@ class Door:
         self._node = node
         self._latch = Latch(node.shared.runner)
         self._garbler = Garbler()
+        self._poison = Poison(node.shared)
         self._server: asyncio.Server | None = None
 
     async def open(self, path: Path) -> None:
+        host = self._node.shared.host
+        host.step = self._poison.around(host.step)  # type: ignore[method-assign,assignment]
         self._latch.install()
         self._garbler.install()
         self._server = await asyncio.start_unix_server(self._answer, path)
@@ -167,6 +172,8 @@ class Door:
                 self._latch.release()
             case "garble":
                 self._garbler.ask(request["sessions"])
+            case "poison":
+                self._poison.add(SessionId(bytes.fromhex(request["session"])), request["position"])
         return {}
 
     async def _account(self) -> dict[str, int]:
