@@ -14,6 +14,8 @@
 A swarm of ``watched_swarm`` runs ``bench.faults.watched_node``: the node's own command line, with a side door through
 which it tells what it holds, keeps steps waiting, and sends garbage. Moments are places in the sequence, not times: a
 node that is told to holds the first step that reaches a position, and all after it, until it is released.
+
+``cell``, ``stage`` and ``trial`` make the fault matrix of these, for ``tests/failover`` and ``bench.fault_matrix``.
 """
 
 from bench.faults.accounting import Accounting, idle_accounts, until_accounts

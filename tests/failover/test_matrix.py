@@ -39,7 +39,7 @@ async def ready(llama_untied_path: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.timeout(2 * CELL_SECONDS)
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("cell", _params())
+@pytest.mark.parametrize("cell", [*_params()])
 async def test_cell(cell: Cell, ready: Stage) -> None:
     await run_cell(cell, ready)
 
