@@ -11,7 +11,7 @@ from bench.failover.answer import Answered
 from bench.failover.contender import Contender, recovery, standing_by
 from bench.failover.part import Findings, Part, prompt_of
 from bench.failover.pause import PARTS, Pause, paused
-from bench.failover.stage import Stage, can_stand_by, tell
+from bench.failover.stage import Stage, tell
 from bench.record import Record
 from swarm.errors import SwarmError
 
@@ -41,8 +41,7 @@ async def measure(stage: Stage, options: argparse.Namespace) -> Findings:
 @contextlib.asynccontextmanager
 async def _contenders(stage: Stage, options: argparse.Namespace) -> AsyncIterator[dict[str, Contender]]:
     replaying = {REPLAY: recovery(stage)}
-    if options.without_standby or not can_stand_by():
-        tell("measuring without standby" + ("" if options.without_standby else ": this build's client has none"))
+    if options.without_standby:
         yield replaying
         return
     async with stage.standby_client() as client:

@@ -18,7 +18,6 @@ from bench.failover.part import Findings, Part, prompt_of
 from bench.failover.plan import At
 from bench.failover.stage import Stage, tell
 from bench.record import Record, percentile
-from swarm.client.trace import RecoveryTrace
 from swarm.errors import SwarmError
 
 TARGET_SECONDS = 1.0  # for all but recomputing
@@ -65,14 +64,9 @@ def pause_of(answered: Answered, strike: Strike) -> Pause:
                 planning=trace.planning_seconds,
                 recomputing=trace.replay_seconds - rest,
                 rest=rest,
-                recomputed_tokens=replayed_tokens(trace),
+                recomputed_tokens=trace.replayed_tokens,
             )
     raise SwarmError(f"nobody noticed the death of {strike.peer_id}; give the answer more tokens after it")
-
-
-def replayed_tokens(trace: RecoveryTrace) -> int:
-    """All before, unless the trace knows better: a standby's copy holds most of them."""
-    return getattr(trace, "replayed_tokens", trace.position)
 
 
 async def paused(

@@ -17,7 +17,7 @@ from bench.failover.part import Part, record_of
 from bench.failover.pause import PAUSE, pause_of
 from bench.failover.plan import At, Chance, spread, steps_of_restarting
 from bench.failover.rates import RATES
-from bench.failover.stage import Setting, Stage, can_stand_by, stage
+from bench.failover.stage import Setting, Stage, stage
 from bench.record import Record
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import SwarmError
@@ -78,8 +78,7 @@ async def test_a_death_in_a_long_context(toy: Stage) -> None:
     record = await measured(toy, LONG, "--prompt-tokens", "600", "--rounds", "1")
     replayed = record.samples["replay_recomputed_tokens"]
     assert 600 <= replayed[0] < 630
-    if can_stand_by():
-        assert record.samples["standby_recomputed_tokens"][0] < 630 - 512
+    assert record.samples["standby_recomputed_tokens"][0] < 630 - 512
 
 
 def test_a_recovery_is_counted_back_from_its_answer() -> None:
