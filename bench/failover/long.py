@@ -96,7 +96,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 LONG = Part(
     name="long",
     help="a death at 8k tokens of context, with replay and with standby",
-    settings=("prompt_tokens", "rounds"),
+    about=__doc__,
+    settings=("prompt_tokens", "rounds", "without_standby"),
     add_options=_add_options,
     context_tokens=lambda options: options.prompt_tokens + 32,
     measure=measure,

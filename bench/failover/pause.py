@@ -34,7 +34,7 @@ class Pause:
     planning: float
     recomputing: float
     rest: float
-    recomputed_tokens: int  # by the hop that took over; what a copy held is not among them
+    recomputed_tokens: int  # those of the longest replay; what a standby's copy held is not among them
 
     @property
     def whole(self) -> float:
@@ -132,6 +132,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 PAUSE = Part(
     name="pause",
     help="the pause of a kill -9: noticing, planning, recomputing, rest",
+    about=__doc__,
     settings=("kills", "prompt_tokens"),
     add_options=_add_options,
     context_tokens=lambda options: options.prompt_tokens + 64,

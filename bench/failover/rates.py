@@ -135,6 +135,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 RATES = Part(
     name="rates",
     help="finished tokens per second when hops die at random",
+    about=__doc__,
     settings=("rates", "total", "tokens", "prompt_tokens", "max_steps"),
     add_options=_add_options,
     context_tokens=lambda options: options.prompt_tokens + options.tokens,
