@@ -27,7 +27,7 @@ examples:
   all parts, a quarter of an hour on two quiet cores; writes evidence/failover-*.json:
     python -m bench.failover all --record
   a look at the shape of random deaths, quickly:
-    python -m bench.failover rates --rates 0 0.01 --total 512
+    python -m bench.failover rates --rates 0 0.01 --total 384
 
 Six nodes take about 2.5 GiB. Figures go to stdout, progress to stderr. Ctrl-C ends every node.
 """
@@ -42,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = made.add_subparsers(dest="part", required=True, metavar="PART")
     for part in PARTS:
-        command = commands.add_parser(part.name, help=part.help, description=part.help)
+        command = commands.add_parser(
+            part.name, help=part.help, description=part.about, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         _add_common(command)
         part.add_options(command)
     _add_common(commands.add_parser("all", help="every part with its defaults, one after the other"))
@@ -67,7 +69,7 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     )
 
 
-async def run(part: Part, options: argparse.Namespace) -> Record:
+async def _run(part: Part, options: argparse.Namespace) -> Record:
     async with stage(setting_of(part, options)) as made:
         return record_of(part, options, made, await part.measure(made, options))
 
@@ -91,11 +93,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def options_of(part: Part, options: argparse.Namespace) -> argparse.Namespace:
+    """With the part's defaults, where ``all`` was asked for."""
+    own = argparse.ArgumentParser(add_help=False)
+    part.add_options(own)
+    return argparse.Namespace(**{**vars(own.parse_args([])), **vars(options)})
+
+
 def _measure(part: Part, options: argparse.Namespace) -> None:
-    given = argparse.ArgumentParser(add_help=False)
-    part.add_options(given)
-    defaults = vars(given.parse_args([]))
-    record = asyncio.run(run(part, argparse.Namespace(**{**defaults, **vars(options)})))
+    record = asyncio.run(_run(part, options_of(part, options)))
     print(f"{part.help}:\n{part.report(record)}\n", flush=True)
     if options.record:
         options.record.mkdir(parents=True, exist_ok=True)

@@ -119,6 +119,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 DEATHS = Part(
     name="deaths",
     help="tokens/s of an answer with 0, 1 and 3 deaths, and of one that begins again",
+    about=__doc__,
     settings=("deaths", "tokens", "prompt_tokens", "rounds"),
     add_options=_add_options,
     context_tokens=lambda options: options.prompt_tokens + options.tokens,

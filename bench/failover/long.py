@@ -11,7 +11,7 @@ from bench.failover.answer import Answered
 from bench.failover.contender import Contender, recovery, standing_by
 from bench.failover.part import Findings, Part, prompt_of
 from bench.failover.pause import PARTS, Pause, paused
-from bench.failover.stage import Stage, can_stand_by, tell
+from bench.failover.stage import Stage, tell
 from bench.record import Record
 from swarm.errors import SwarmError
 
@@ -41,8 +41,7 @@ async def measure(stage: Stage, options: argparse.Namespace) -> Findings:
 @contextlib.asynccontextmanager
 async def _contenders(stage: Stage, options: argparse.Namespace) -> AsyncIterator[dict[str, Contender]]:
     replaying = {REPLAY: recovery(stage)}
-    if options.without_standby or not can_stand_by():
-        tell("measuring without standby" + ("" if options.without_standby else ": this build's client has none"))
+    if options.without_standby:
         yield replaying
         return
     async with stage.standby_client() as client:
@@ -97,7 +96,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 LONG = Part(
     name="long",
     help="a death at 8k tokens of context, with replay and with standby",
-    settings=("prompt_tokens", "rounds"),
+    about=__doc__,
+    settings=("prompt_tokens", "rounds", "without_standby"),
     add_options=_add_options,
     context_tokens=lambda options: options.prompt_tokens + 32,
     measure=measure,

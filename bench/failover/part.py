@@ -22,6 +22,7 @@ class Part:
 
     name: str
     help: str
+    about: str
     settings: tuple[str, ...]
     add_options: Callable[[argparse.ArgumentParser], None]
     context_tokens: Callable[[argparse.Namespace], int]
@@ -50,7 +51,9 @@ def record_of(part: Part, options: argparse.Namespace, stage: Stage, findings: F
         value = getattr(options, name)
         words = " ".join(f"{one:g}" for one in value) if isinstance(value, list) else value
         settings[name] = words
-        command += f" --{name.replace('_', '-')} {words}"
+        option = f"--{name.replace('_', '-')}"
+        if words is not False:
+            command += f" {option}" if words is True else f" {option} {words}"
     return Record(
         id=f"failover-{part.name}",
         claim=findings.claim,

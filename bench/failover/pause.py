@@ -18,7 +18,6 @@ from bench.failover.part import Findings, Part, prompt_of
 from bench.failover.plan import At
 from bench.failover.stage import Stage, tell
 from bench.record import Record, percentile
-from swarm.client.trace import RecoveryTrace
 from swarm.errors import SwarmError
 
 TARGET_SECONDS = 1.0  # for all but recomputing
@@ -35,7 +34,7 @@ class Pause:
     planning: float
     recomputing: float
     rest: float
-    recomputed_tokens: int  # by the hop that took over; what a copy held is not among them
+    recomputed_tokens: int  # those of the longest replay; what a standby's copy held is not among them
 
     @property
     def whole(self) -> float:
@@ -65,14 +64,9 @@ def pause_of(answered: Answered, strike: Strike) -> Pause:
                 planning=trace.planning_seconds,
                 recomputing=trace.replay_seconds - rest,
                 rest=rest,
-                recomputed_tokens=replayed_tokens(trace),
+                recomputed_tokens=trace.replayed_tokens,
             )
     raise SwarmError(f"nobody noticed the death of {strike.peer_id}; give the answer more tokens after it")
-
-
-def replayed_tokens(trace: RecoveryTrace) -> int:
-    """All before, unless the trace knows better: a standby's copy holds most of them."""
-    return getattr(trace, "replayed_tokens", trace.position)
 
 
 async def paused(
@@ -138,6 +132,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 PAUSE = Part(
     name="pause",
     help="the pause of a kill -9: noticing, planning, recomputing, rest",
+    about=__doc__,
     settings=("kills", "prompt_tokens"),
     add_options=_add_options,
     context_tokens=lambda options: options.prompt_tokens + 64,

@@ -127,7 +127,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     rates = [0.0, 1e-4, 1e-3, 1e-2]
     parser.add_argument("--rates", type=float, nargs="+", default=rates, help="deaths a step (default: 0 to 0.01)")
     parser.add_argument("--total", type=int, default=1536, help="tokens per rate (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=256, help="of an answer (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=192, help="of an answer (default: %(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--max-steps", type=int, default=3000, help="per rate, then it is cut (default: %(default)s)")
 
@@ -135,6 +135,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 RATES = Part(
     name="rates",
     help="finished tokens per second when hops die at random",
+    about=__doc__,
     settings=("rates", "total", "tokens", "prompt_tokens", "max_steps"),
     add_options=_add_options,
     context_tokens=lambda options: options.prompt_tokens + options.tokens,
