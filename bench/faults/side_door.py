@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.links.linked_swarm import LinkedNode, LinkedSwarm, linked_swarm
+from swarm.ids import SessionId
 
 ANSWER_SECONDS = 60.0
 
@@ -38,6 +39,10 @@ class SideDoor:
     async def garble(self) -> None:
         """The next step, or answer, that the node sends is garbage."""
         await self._ask({"do": "garble"})
+
+    async def poison(self, session: SessionId, position: int) -> None:
+        """The engine is to die of every row of ``session`` at or above ``position``."""
+        await self._ask({"do": "poison", "session": session.hex(), "position": position})
 
     async def _ask(self, request: dict[str, str | int], seconds: float = ANSWER_SECONDS) -> dict[str, int]:
         async with asyncio.timeout(seconds):

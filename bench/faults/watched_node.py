@@ -6,6 +6,7 @@ A request is one line of JSON, so is its answer:
   {"do": "held"}                    answered when one waits
   {"do": "release"}                 it goes on
   {"do": "garble"}                  the next step or answer that the node sends is garbage
+  {"do": "poison", "session": S, "position": P}  the engine dies of every row of session S (hex) at or above P
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bench.faults.poison import Poison
 from shim.errors import EngineError
 from shim.types import StepBatch, StepResult, SummarySpec
 from swarm.ids import SessionId
@@ -110,11 +112,12 @@ class Door:
         self._node = node
         self._latch = Latch()
         self._garbler = Garbler()
+        self._poison = Poison(node.shared)
         self._server: asyncio.Server | None = None
 
     async def open(self, path: Path) -> None:
         host = self._node.shared.host
-        host.step = self._latch.around(host.step)  # type: ignore[method-assign,assignment]
+        host.step = self._latch.around(self._poison.around(host.step))  # type: ignore[method-assign,assignment]
         self._garbler.install()
         self._server = await asyncio.start_unix_server(self._answer, path)
 
@@ -145,6 +148,8 @@ class Door:
                 self._latch.release()
             case "garble":
                 self._garbler.ask()
+            case "poison":
+                self._poison.add(SessionId(bytes.fromhex(request["session"])), request["position"])
         return {}
 
     async def _account(self) -> dict[str, int]:

@@ -45,7 +45,7 @@ class Copier:
             run=pb.Layers(first=session.terms.run[0], last=session.terms.run[1]),
         )
         greeting = Greeting(STATE_STREAM, offer, pb.StateAccepted, "the understudy")
-        self._link = Link(shared.dialer, to, greeting, shared.timeouts)
+        self._link = Link(shared.dialer, to, greeting, shared.timeouts, shared.tally.streams[STATE_STREAM])
         self._upto = self._order = 0
         self._rows = self._pushed = 0  # the understudy has this hop's rows, and its journal, up to here
         self._reading = 0  # end of what is being read
