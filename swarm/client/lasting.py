@@ -205,8 +205,7 @@ class LastingSession:
                 return False
             case = self._case or Case(self.held_tokens, suspicion=self._suspicion, voluntary=True)
             case.wanted = {by} if by is not None else set()
-            await self._swap(place, f"is replaced ({reason})", case)
-            return True
+            return await self._swapped(place, f"is replaced ({reason})", case)
 
     async def hand_over(self, peer: PeerId, seconds: float) -> bool:
         """Puts the understudies of a hop, whose node leaves within ``seconds``, in its place once they hold all that
@@ -231,8 +230,7 @@ class LastingSession:
             for one in waiting:
                 one.settled_in_a_pause()
             case = self._case or Case(held, suspicion=self._suspicion, began=began, voluntary=True)
-            await self._swap(place, "leaves the swarm", case)
-            return True
+            return await self._swapped(place, "leaves the swarm", case)
 
     async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
         """Another session of the same hops that holds the same, and what that is. Raises UsageError while steps are
@@ -274,14 +272,15 @@ class LastingSession:
                 sent.answer, sent.chain = await chain.answer(sent.number), chain
         self._settle()
 
-    async def _swap(self, place: HopPlace, why: str, case: Case) -> None:
-        """With the lock held."""
+    async def _swapped(self, place: HopPlace, why: str, case: Case) -> bool:
+        """With the lock held. False when nobody came, and the hop has stayed."""
         self._case = case
         case.leaving.add(place.peer_id)
         error = peer_failed(place, why)
         case.tell(error)
         self._chain.retire(error)
         await self._mend()
+        return place.peer_id not in [other.peer_id for other in self._chain.places]
 
     async def _mended(self, chain: ChainSession) -> None:
         async with self._order:

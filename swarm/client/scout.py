@@ -110,8 +110,10 @@ class Scout:
 
     async def _found(self, session: Watched) -> Move | None:
         """A move that fresh records and a probe agree with."""
-        move = self._best(session, self._swarm.recent())
         now = time.monotonic()
+        if self._pace.typical(now) is None and not session.chain.under_way:
+            return None
+        move = self._best(session, self._swarm.recent())
         if now - self._refreshed < REFRESH_SECONDS and move is None:
             return None
         if self._pace.rests(now) or (self._pace.typical(now) is None and move is None):

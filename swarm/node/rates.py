@@ -86,10 +86,10 @@ class Rates:
     pieces: Rate
 
     @classmethod
-    def of(cls, limits: Limits) -> Rates:
+    def of(cls, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Rates:
         return cls(
-            Rate("sessions", limits.opens),
-            Rate("rows of logits", limits.rows),
-            Rate("questions", limits.questions),
-            Rate("pieces of the artifact", limits.pieces),
+            Rate("sessions", limits.opens, clock),
+            Rate("rows of logits", limits.rows, clock),
+            Rate("questions", limits.questions, clock),
+            Rate("pieces of the artifact", limits.pieces, clock),
         )

@@ -169,7 +169,8 @@ async def test_a_hop_that_leaves_hands_over_all_it_holds() -> None:
         await until(lambda: at.peers() == ["peer0", "peer3", "peer2"])
         await decoded(at, 4)
         assert [order.upto_tokens for order in at.hops[1].copies] == [4, 4]
-        assert at.hops[1].said["Close"] == 1 and not at.avoided.now()
+        await until(lambda: at.hops[1].said["Close"] == 1)
+        assert not at.avoided.now()
         assert not any(step.replay for step in at.hops[0].steps)
         (handed,) = at.session.recoveries
         assert handed.voluntary and (handed.position, handed.copied_tokens, handed.replayed_tokens) == (4, 4, 0)
@@ -352,3 +353,28 @@ async def test_closing_in_the_pause_frees_all_and_wakes_who_waits_to_send() -> N
         await at.session.close()
         with pytest.raises(SwarmError, match="session is closed"):
             await stepping
+
+
+async def test_when_an_understudy_fails_at_the_last_moment_the_hop_stays_and_another_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "FIRST_PAUSE_SECONDS", 0.05)
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        usual = at.hops[3].on_reroute
+
+        def fails(_route: pb.Reroute) -> Sequence[pb.Rerouted | pb.Error]:
+            at.network.unreachable.add("peer3")
+            return [pb.Error(code=pb.ENGINE_LOST, message="signal 9")]
+
+        at.hops[3].on_reroute = fails
+        await drains(at, 1)
+        await until(lambda: at.hops[1].rerouted)
+        await decoded(at, 4)
+        assert at.peers()[1] == "peer1" and len(at.hops[1].opened) == 1
+        at.hops[3].on_reroute = usual
+        at.network.unreachable.clear()
+        at.avoided.forgive(at.network.places[3].peer_id)
+        at.session._keeper._refused.forgive(at.network.places[3].peer_id)  # type: ignore[union-attr]
+        await until(lambda: at.peers()[1] == "peer3")
+        await decoded(at, 5)

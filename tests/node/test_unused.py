@@ -85,14 +85,16 @@ async def test_an_unused_session_gives_way_and_goes_on_afterwards(llama_untied_p
 
 async def test_nobody_keeps_a_slot_for_ever(llama_untied_path: Path, tmp_path: Path) -> None:
     made = one_slot(llama_untied_path, "0:6", tmp_path, idle_seconds=0.1, longest_idle_seconds=0.3)
-    async with SwarmNode(made) as node, client_peer(node) as peer, session(peer, node) as held:
-        assert [slots.free for slots in node.shared.slots()] == [0]
-        while isinstance(said := await hear(held.control[0]), pb.Pong):
-            pass
+    async with SwarmNode(made) as node, client_peer(node) as peer:
+        control = await say(peer, node, CONTROL_STREAM)
+        await control.send(Session(peer, (node,)).opening(0))
+        assert isinstance(await hear(control), pb.Opened)
+        said = await hear(control)
         assert isinstance(said, pb.Error)
         assert said.code == pb.UNKNOWN_SESSION
         assert "it computed nothing for" in said.message
         assert (node.counts(), node.shared.tally.unused["too_long"]) == (Counts(), 1)
+        await hang_up()
 
 
 async def test_a_session_with_a_step_under_way_is_in_use(llama_untied_path: Path, tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ async def opening(wanted: Session, node: SwarmNode) -> object:
 
 
 async def test_a_session_too_small_does_not_give_way(llama_untied_path: Path, tmp_path: Path) -> None:
-    made = one_slot(llama_untied_path, "0:6", tmp_path, idle_seconds=0.05)
+    made = one_slot(llama_untied_path, "0:6", tmp_path, idle_seconds=90)
     slots = (ContextSpec(1, CONTEXT), ContextSpec(1, 2 * CONTEXT))
     made = replace(made, model=replace(made.model, contexts=slots))
     async with SwarmNode(made) as node, client_peer(node) as peer, session(peer, node) as small:
