@@ -78,6 +78,7 @@ class Intake:
         self._stream.max_step_bytes = session.terms.chunk_tokens * self._shared.manifest.n_embd * BYTES_PER_VALUE
         await self._stream.send(pb.StateAccepted(position=session.position))
         while (received := await self._stream.receive()) is not None:
+            self._live.touch()
             match received:
                 case pb.KvRows():
                     await self._write(received)
