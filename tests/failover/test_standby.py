@@ -100,6 +100,7 @@ async def test_when_both_die_it_waits_for_another_and_replays_all(swarm: Rig, ex
         assert (recovery.copied_tokens, recovery.replayed_tokens) == (None, STRUCK_AT)
 
 
+@pytest.mark.slow
 async def test_one_that_waits_is_given_the_rest_when_its_primary_leaves(swarm: Rig, expected: list[bytes]) -> None:
     waiting: list[str] = []
 
