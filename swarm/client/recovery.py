@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dht.record import SpanRecord
@@ -23,7 +24,16 @@ from swarm.client.hop import Hop, Network
 from swarm.client.links import Neighbours, attach
 from swarm.client.seats import Seat, filled, stand_ins, with_retained, with_understudies, without_broken_links
 from swarm.client.understudy import Understudies
-from swarm.errors import ContextExceeded, NetworkError, NoRoute, PeerFailed, SessionLost, SessionPoisoned, SwarmError
+from swarm.errors import (
+    ContextExceeded,
+    NetworkError,
+    NodeFull,
+    NoRoute,
+    PeerFailed,
+    SessionLost,
+    SessionPoisoned,
+    SwarmError,
+)
 from swarm.ids import PeerId
 from swarm.protocol import pb
 from swarm.replay import Track
@@ -34,7 +44,6 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.3
 MAX_ATTEMPTS = 32  # of one interruption
 PATIENCE = 2  # times that a link or a hop may be in trouble before it is left out
-MAX_ENGINES = 2  # a step may cost
 RETRY_SECONDS = 2.0  # before a peer that did not come is asked again
 FIRST_PAUSE_SECONDS = 0.01  # before the third attempt and on, growing
 # what a peer says of the session, not of itself: one may be wrong, so it is left out; two are believed
@@ -94,8 +103,11 @@ class Recovery:
             self._later(chain.close())
             raise
 
-    async def can_replace(self, chain: ChainSession, index: int) -> bool:
-        """Whether others that behave can serve the layers of one hop while all others stay."""
+    async def can_replace(self, chain: ChainSession, index: int, by: PeerId | None = None) -> bool:
+        """Whether others that behave, or ``by``, can serve the layers of one hop while all others stay."""
+        waiting = self.understudies.of(chain.hops[index].place.peer_id)
+        if any(one.hop.place.peer_id == by for one in waiting):
+            return True
         seats = [Seat(hop.place, hop.numerics_id, hop) for hop in chain.hops]
         request = replace(
             self._swarm.request,
@@ -104,7 +116,8 @@ class Recovery:
             banned_edges=self._avoided.edges(),
         )
         try:
-            stand_ins(seats, index, await self._look(), request)
+            records = await self._look()
+            stand_ins(seats, index, [record for record in records if by in (None, record.peer_id)], request)
         except (NoRoute, ContextExceeded):
             return False
         return True
@@ -157,16 +170,16 @@ class Recovery:
             case.replaced.add(peer)  # its record may say it later
         if error.code != pb.ENGINE_LOST:
             return
-        case.engines += 1
         case.engine_losers.add(peer)
-        if case.engines >= MAX_ENGINES:
+        if error.blamed and case.suspicion.engine_died(peer, case.pending_end):
             raise SessionPoisoned(
-                f"the steps from position {case.position} on ended {case.engines} engines ({case.told()}); "
+                f"the steps from position {case.position} on ended {case.suspicion.engines} engines ({case.told()}); "
                 "start a new session with another prompt"
             )
 
     def _empty(self, seats: list[Seat], index: int, chain: ChainSession, case: Case) -> None:
         seat = seats[index]
+        case.lost.pop(seat.place.peer_id, None)  # it becomes the last one
         case.lost[seat.place.peer_id] = seat.layers
         self._give_up(seat, chain)
         seats[index] = seat.emptied()
@@ -235,8 +248,9 @@ class Recovery:
         seats[:] = planned
 
     def _planned(self, seats: Sequence[Seat], records: Records, chain: ChainSession, case: Case) -> list[Seat]:
-        """Around banned peers and links if there is a way, else with hops that were to be replaced; those that did not
-        come are asked again after a pause, those that won't have this session not at all."""
+        """Around banned peers and links if there is a way, else with hops that were to be replaced, and around those
+        that were lost, of whom the first may be well again before the last; those that did not come are asked again
+        after a pause, those that won't have this session not at all."""
         now = time.monotonic()
         refused = frozenset(peer for peer, until in self._refused.items() if until > now) | case.verdicts.keys()
         request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
@@ -246,10 +260,17 @@ class Recovery:
         try:
             around = replace(request, banned=banned, banned_edges=edges)
             unbroken = without_broken_links(seats, edges)
+            if wanted := [record for record in records if record.peer_id in case.wanted]:
+                with suppress(NoRoute, ContextExceeded):
+                    return filled(unbroken, wanted, around)
             return filled(with_understudies(unbroken, waiting), records, around)
         except (NoRoute, ContextExceeded):
-            remaining = with_retained(seats, self._retained)
-            return filled(with_understudies(remaining, waiting), records, replace(request, banned=refused))
+            seats = with_understudies(with_retained(seats, self._retained), waiting)
+        lost = tuple(case.lost)
+        for n_forgiven in range(len(lost)):
+            with suppress(NoRoute, ContextExceeded):
+                return filled(seats, records, replace(request, banned=refused.union(lost[n_forgiven:])))
+        return filled(seats, records, replace(request, banned=refused))
 
     async def _look(self) -> Records:
         try:
@@ -278,6 +299,7 @@ class Recovery:
             try:
                 if hop is None:
                     opening = neighbours.opening(index, chain.terms, chain.session_id, epoch, needed)
+                    opening.suspect = case.suspicion.told_to(place.peer_id)
                     hop = await Hop.open(self._swarm.network, place, opening, self._timeouts)
                     hop.attend(None, chain.timeouts)
                     seats[index] = Seat(place, hop.numerics_id, hop)
@@ -287,6 +309,7 @@ class Recovery:
                     understudy = seats[index].understudy
                     keep = held if understudy is None else understudy.trusted(held)
                     route = neighbours.reroute(index, chain.session_id, epoch, needed, keep)
+                    route.suspect = case.suspicion.told_to(place.peer_id)
                     rerouted = await hop.reroute(route, self._timeouts.open_seconds)
                     needed = rerouted.position if rerouted.pushes else min(needed, rerouted.position)
                     if understudy is not None:
@@ -306,7 +329,8 @@ class Recovery:
         logger.info("%s", error)
         peer = seats[index].place.peer_id
         if seats[index].hop is None:
-            self._refused[peer] = time.monotonic() + RETRY_SECONDS
+            limited = error.retry_after_seconds if isinstance(error, NodeFull) else 0.0
+            self._refused[peer] = time.monotonic() + max(RETRY_SECONDS, limited)
             if isinstance(error, ContextExceeded):
                 return  # of its slots, not of the session
         else:

@@ -45,7 +45,7 @@ class Copier:
             run=pb.Layers(first=session.terms.run[0], last=session.terms.run[1]),
         )
         greeting = Greeting(STATE_STREAM, offer, pb.StateAccepted, "the understudy")
-        self._link = Link(shared.dialer, to, greeting, shared.timeouts)
+        self._link = Link(shared.dialer, to, greeting, shared.timeouts, shared.tally.streams[STATE_STREAM])
         self._upto = self._order = 0
         self._rows = self._pushed = 0  # the understudy has this hop's rows, and its journal, up to here
         self._reading = 0  # end of what is being read
@@ -75,8 +75,7 @@ class Copier:
         self._wake.set()
 
     def rewritten(self, start: int) -> None:
-        self._rows = min(self._rows, start)
-        self._pushed = min(self._pushed, start)
+        self._rows = min(self._rows, start)  # and the journal follows, when these are copied again
         if start < self._reading:
             self._disturbed = True
 

@@ -650,6 +650,7 @@ class Reroute(_message.Message):
     PUSH_JOURNAL_FIELD_NUMBER: _builtins.int
     HOP_INDEX_FIELD_NUMBER: _builtins.int
     KEEP_TOKENS_FIELD_NUMBER: _builtins.int
+    SUSPECT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     epoch: _builtins.int
     successor_position: _builtins.int
@@ -658,6 +659,8 @@ class Reroute(_message.Message):
     hop_index: _builtins.int
     keep_tokens: _builtins.int
     """what the client has answers for"""
+    suspect: _builtins.bool
+    """as in Open"""
     @_builtins.property
     def predecessor(self) -> Global___Neighbour: ...
     @_builtins.property
@@ -673,10 +676,11 @@ class Reroute(_message.Message):
         push_journal: _builtins.bool = ...,
         hop_index: _builtins.int = ...,
         keep_tokens: _builtins.int = ...,
+        suspect: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["predecessor", b"predecessor", "successor", b"successor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hop_index", b"hop_index", "keep_tokens", b"keep_tokens", "predecessor", b"predecessor", "push_journal", b"push_journal", "session_id", b"session_id", "successor", b"successor", "successor_position", b"successor_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hop_index", b"hop_index", "keep_tokens", b"keep_tokens", "predecessor", b"predecessor", "push_journal", b"push_journal", "session_id", b"session_id", "successor", b"successor", "successor_position", b"successor_position", "suspect", b"suspect"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -159,6 +159,10 @@ def test_no_peers(environment: dict[str, str], llama_untied_path: Path) -> None:
         (("--new-swarm", "--kv-type", "q3"), "choose one of f32, f16, q8_0"),
         (("--new-swarm", "--threads", "0"), "--threads 0: out of range"),
         (("--new-swarm", "--drain-seconds", "-1"), "choose 0 to leave at once"),
+        (("--new-swarm", "--idle-seconds", "0"), "--idle-seconds 0: not a time"),
+        (("--new-swarm", "--sessions-per-peer", "0"), "--sessions-per-peer 0: out of range"),
+        (("--new-swarm", "--opens-per-minute", "-5"), "--opens-per-minute -5: out of range"),
+        (("--new-swarm", "--metrics", "here"), "--metrics 127.0.0.1:9464"),
         (("--nonsense",), "unrecognized arguments: --nonsense; see swarm-node --help"),
     ],
 )
@@ -188,6 +192,19 @@ def test_a_name_that_is_none(environment: dict[str, str]) -> None:
     ended = run(environment, "--new-swarm", "--model", "glm-5")
     assert "no model of the name glm-5, and no such file; choose a path or one of: glm-5.2-ud" in complaint(ended)
     assert ended.returncode == 2
+
+
+def test_metrics_port_taken(environment: dict[str, str], tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        absent = str(tmp_path / "absent.gguf")  # which is not even looked for
+        ended = run(environment, "--model", absent, "--new-swarm", "--metrics", str(port))
+    assert complaint(ended) == (
+        f"metrics can't be served at 127.0.0.1:{port} (address already in use); choose another --metrics HOST:PORT"
+    )
+    assert ended.returncode == 6
 
 
 def test_port_taken(environment: dict[str, str], llama_untied_path: Path) -> None:

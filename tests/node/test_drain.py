@@ -125,6 +125,30 @@ async def test_a_node_that_leaves_takes_nothing_new(chain: Chain, leaver: SwarmN
         await asyncio.wait_for(draining, 20)
 
 
+async def test_a_hop_that_is_gone_leaves_the_understudy_what_it_had(
+    chain: Chain, leaver: SwarmNode, peer: Peer
+) -> None:
+    entry, last = chain
+    async with session(peer, *chain) as mine:
+        expected = bits([await prefill(mine, PROMPT), *await decode(mine, len(PROMPT), MORE)])
+    async with session(peer, leaver, last, keep_journal=True) as mine:
+        answers = [await prefill(mine, PROMPT)]
+        second = await understudy(mine, entry, 0)
+        held = len(PROMPT)
+        await second.copy(held)
+        await second.copied(held, done=True)
+        answers += await decode(mine, held, MORE[:1])
+        assert entry.service.open_streams == 2
+        leaver._stop.set()
+        await until(lambda: entry.service.open_streams == 1)
+        rerouted = await second.takes_over(held + 1)
+        assert (rerouted.position, rerouted.journal_first) == (held, 0)
+        assert mine.data is not None
+        await mine.data.send_step(mine.step(held, MORE[:1], replay=True))
+        answers += await decode(mine, held + 1, MORE[1:])
+        assert bits(answers) == expected
+
+
 async def test_what_does_not_move_is_ended_in_the_end(chain: Chain, llama_untied_path: Path, folder: Path) -> None:
     made = config(llama_untied_path, "0:3", folder, chain[0].addresses, drain_seconds=0.5)
     async with SwarmNode(made) as node, client_peer(*chain, node) as peer, session(peer, node, chain[1]) as mine:

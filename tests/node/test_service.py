@@ -103,6 +103,10 @@ async def test_a_replayed_step_is_not_answered(chain: Chain, client: Peer) -> No
         await mine.data.send_step(mine.step(0, PROMPT, replay=True))
         answer = await mine.compute(len(PROMPT), [1])
         assert answer.step == 2
+        replays = [timing.replay_us for timing in answer.timings]
+        assert len(replays) == len(chain) and min(replays) > 0, "each hop tells what the replay took"
+        again = await mine.compute(len(PROMPT) + 1, [2])
+        assert [timing.replay_us for timing in again.timings] == [0, 0], "once"
 
 
 async def test_every_hop_reports_when_asked(chain: Chain, client: Peer) -> None:
@@ -623,7 +627,8 @@ async def test_a_session_that_costs_two_engines_is_refused(chain: Chain, client:
         await until(lambda: entry.shared.queue == 1)
         os.kill(pid, signal.SIGKILL)
         for one in (culprit, idle):
-            assert (await refusal(one.control[0])).code == pb.ENGINE_LOST
+            error = await refusal(one.control[0])
+            assert (error.code, error.blamed) == (pb.ENGINE_LOST, one is culprit)
             await one.close()
         await until(lambda: entry.state == NodeState.ONLINE and entry.shared.host.ready)
     culprit.epoch = idle.epoch = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from dht.peer import Peer
 from shim.types import Bytes, ContextSpec
 from swarm.ids import SessionId
 from swarm.node.copier import BLOCK_TOKENS
+from swarm.node.live import LiveSession
 from swarm.node.node import SwarmNode
 from swarm.node.sessions import Counts
 from swarm.protocol import CONTROL_STREAM, DATA_STREAM, pb
@@ -207,6 +209,48 @@ async def test_a_session_that_goes_back_after_the_copy_is_copied_from_there(swar
         assert bits(await decode(mine, back + 2, MORE[2:])) == expected[2:]
         live = swarm[2].shared.lives[SessionId(mine.id)]
         assert live.journal_first == 0 and live.covers(0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_the_session_does_the_understudy_has_the_same_rows(
+    swarm: Swarm, client: Peer, seed: int
+) -> None:
+    """Chunks, rows, steps back and orders as they come, none of which waits for the copy."""
+    rng = random.Random(seed)
+    entry, last, wide = swarm
+    async with session(client, entry, last, keep_journal=True, context_tokens=LONG) as mine:
+        second = await understudy(mine, wide, 0)
+        at = 0
+        for turn in range(120):
+            match rng.choices(["chunk", "row", "back", "order"], [12, 4, 2, 2])[0]:
+                case "chunk" if at + CHUNK < LONG - 1:
+                    await prefill(mine, [rng.randrange(256) for _ in range(CHUNK)], start=at)
+                    at += CHUNK
+                case "row":
+                    await decode(mine, at, [rng.randrange(256)])
+                    at += 1
+                case "back":
+                    at = rng.randrange(max(0, at - 300), at + 1)
+                case "order":
+                    await second.copy(rng.choice([0, at, at // 2, at + 5]), order=turn)
+        await decode(mine, at, [5])
+        await second.copy(at + 1, order=1000)
+        while (copied := await second.copied(at + 1, done=True)).order != 1000:
+            pass
+        assert copied.journal_first == 0
+        lives = [node.shared.lives[SessionId(mine.id)] for node in (entry, wide)]
+        for layer in range(3):
+            ours, theirs = [
+                await node.shared.host.kv_read(live.session.slot, layer, 0, at + 1)
+                for node, live in zip((entry, wide), lives, strict=True)
+            ]
+            assert ours.tobytes() == theirs.tobytes()
+        assert pushes(lives[0]) == pushes(lives[1])
+
+
+def pushes(live: LiveSession) -> list[tuple[int, bool, bytes]]:
+    assert live.journal is not None
+    return [(push.start, push.chunk, push.rows.tobytes()) for push in live.journal.pushes(0, CHUNK)]
 
 
 async def test_a_dead_hop_is_followed_by_what_was_copied(swarm: Swarm, client: Peer) -> None:

@@ -183,6 +183,7 @@ bodies: dict[type[Body], st.SearchStrategy[Body]] = {
         push_journal=st.booleans(),
         hop_index=st.integers(0, 255),
         keep_tokens=positions,
+        suspect=st.booleans(),
     ),
     pb.Rerouted: st.builds(pb.Rerouted, epoch=epochs, position=positions, journal_first=positions),
     pb.Close: st.builds(pb.Close, session_id=session_ids),
