@@ -116,3 +116,7 @@ def test_the_help_says_that_an_answer_survives_its_peers(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(["--help"])
     assert f"up to {Timeouts().recover_seconds:g} s" in capsys.readouterr().out
+
+
+def test_a_standby_is_taken_only_when_it_is_asked_for() -> None:
+    assert parse(["--standby"]).standby and not parse([]).standby

@@ -150,6 +150,20 @@ async def test_a_repeated_step_rolls_nothing_back() -> None:
         assert at.hops[3].rerouted[-1].keep_tokens == 4
 
 
+async def test_what_nobody_waited_for_may_have_been_copied_and_is_not_kept() -> None:
+    async with scene((10, 20), standby=True) as at:
+        await at.prefilled()
+        await until(lambda: at.hops[1].copies)
+        at.hops[0].answers_steps = False
+        await at.session.send(StepRequest(4, (11,), pb.DECODE, ROW))
+        assert at.session.rest()
+        at.hops[0].answers_steps = True
+        await decoded(at, 4)
+        await at.lose(1)
+        await decoded(at, 5)
+        assert at.hops[3].rerouted[0].keep_tokens == 4
+
+
 async def test_one_that_is_far_behind_what_was_rolled_back_is_opened_anew() -> None:
     async with scene((10, 20), standby=True) as at:
         await at.prefilled()

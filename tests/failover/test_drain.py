@@ -96,7 +96,7 @@ def is_copied(session: LastingSession) -> bool:
     return any(one.copied_tokens for one in session._recovery.understudies.ready())
 
 
-@pytest.mark.parametrize("stage", [is_draining, has_understudy, is_copied])
+@pytest.mark.parametrize("stage", [pytest.param(is_draining, marks=pytest.mark.slow), has_understudy, is_copied])
 async def test_a_session_that_closes_while_it_moves_leaves_nothing_behind(
     swarm: Rig, stage: Callable[[LastingSession], bool]
 ) -> None:

@@ -20,7 +20,7 @@ from tests.failover.yard import Yard, yard
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # one exit only, and one node that computes with other numerics
-SPANS = {"a0": (0, 2), "a1": (0, 2), "b0": (2, 4), "b1": (2, 4), "c0": (4, 6), "d0": (2, 4)}
+SPANS = {"a0": (0, 2), "a1": (0, 2), "b0": (2, 4), "b1": (2, 4), "c0": (4, 6), "b2": (2, 4)}
 CONTEXT_TOKENS = 1024
 WALK = Walk([(7 * at + at * at) % 250 for at in range(600)], 30)
 STRUCK_AT = 610
@@ -29,7 +29,7 @@ STRUCK_AT = 610
 @pytest.fixture(scope="module")
 def nodes(llama_untied_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     slots = ("--slots", f"4x{CONTEXT_TOKENS}")
-    options = dict.fromkeys(SPANS, slots) | {"d0": (*slots, "--kv-type", "f32")}
+    options = dict.fromkeys(SPANS, slots) | {"b2": (*slots, "--kv-type", "f32")}
     with yard(llama_untied_path, tmp_path_factory.mktemp("yard"), SPANS, options) as made:
         yield made
 
@@ -100,6 +100,7 @@ async def test_when_both_die_it_waits_for_another_and_replays_all(swarm: Rig, ex
         assert (recovery.copied_tokens, recovery.replayed_tokens) == (None, STRUCK_AT)
 
 
+@pytest.mark.slow
 async def test_one_that_waits_is_given_the_rest_when_its_primary_leaves(swarm: Rig, expected: list[bytes]) -> None:
     waiting: list[str] = []
 
