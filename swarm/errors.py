@@ -30,11 +30,13 @@ from collections.abc import Sequence
 
 class SwarmError(Exception):
     """Base of everything this package raises on purpose. ``peer`` is the id of the peer whose answer it is, if any;
-    ``code`` the wire's number for what that peer said, 0 when it said nothing, or nothing that makes sense."""
+    ``code`` the wire's number for what that peer said, 0 when it said nothing, or nothing that makes sense. ``blamed``:
+    that its engine died in a step of this session."""
 
     exit_code = 1
     peer: str = ""
     code: int = 0
+    blamed: bool = False
 
 
 class UsageError(SwarmError):

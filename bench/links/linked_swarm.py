@@ -108,7 +108,8 @@ class LinkedSwarm:
             await asyncio.to_thread(node.process.wait_for, READY)
 
     async def add(self, span: tuple[int, int], options: Sequence[str] = ()) -> LinkedNode:
-        """One more node, serving. Raises ``SwarmError`` when it does not come up."""
+        """One more node, serving. Raises ``SwarmError`` when it does not come up, as when the peers that it is to join
+        are stopped: ``options`` may name others (``--initial-peers``)."""
         node = await self._start(span, options)
         await asyncio.to_thread(node.process.wait_for, READY)
         return node
@@ -136,8 +137,9 @@ class LinkedSwarm:
         )
         announced = "/ip4/{}/tcp/{}".format(*made.address)
         arguments = ["--model", str(self._model), "--layers", "{}:{}".format(*span), "--listen", "127.0.0.1:0"]
-        arguments += ["--announce", announced, "--identity", str(key), *self._options, *options]
+        arguments += ["--announce", announced, "--identity", str(key)]
         arguments += ["--initial-peers", self.address] if self.nodes else ["--new-swarm"]
+        arguments += [*self._options, *options]
         with postponed_signals():
             process = NodeProcess(arguments, self._folder / f"node{number}.log", module=self._module)
             self._stack.push_async_callback(asyncio.to_thread, process.join)

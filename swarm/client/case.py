@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from swarm.client.suspicion import Suspicion
 from swarm.client.trace import RecoveryTrace, StepTrace
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
@@ -26,7 +27,8 @@ class Case:
     attempts: int = 0
     copied_tokens: int | None = None  # the least that an understudy held which came into the chain
     replayed_tokens: int = 0  # of the last attempt: what some hop must compute again
-    engines: int = 0
+    suspicion: Suspicion = field(default_factory=Suspicion)  # outlives the case when its steps do
+    pending_end: int = 0  # of the steps under way
     engine_losers: set[PeerId] = field(default_factory=set)  # another is asked first, if there is one
     verdicts: dict[PeerId, SwarmError] = field(default_factory=dict)  # who says that the session itself is at fault
     leaving: set[PeerId] = field(default_factory=set)  # hops that are well, but shall be replaced

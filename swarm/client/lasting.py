@@ -18,6 +18,7 @@ from swarm.client.keeper import Keeper
 from swarm.client.links import ForkOf
 from swarm.client.recovery import MENDABLE, Recovery
 from swarm.client.scout import Scout
+from swarm.client.suspicion import Suspicion
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import ContextExceeded, SwarmError, UsageError
 from swarm.ids import PeerId, SessionId
@@ -62,6 +63,7 @@ class LastingSession:
         self._scout = scout
         self._failure: SwarmError | None = None
         self._case: Case | None = None
+        self._suspicion = Suspicion()
         self._served = False  # whether this chain has answered
         self._track: Track[tuple[int, ...]] = track or Track()  # what the chain holds
         self._sent: dict[int, _Sent] = {}  # in the order they were sent; not booked yet
@@ -168,7 +170,7 @@ class LastingSession:
                 sent.answer, sent.chain = answer, chain
                 if self._scout is not None:
                     self._scout.note(chain, sent.request, answer)
-                self._settle(answer)
+                self._settle()
         del self._untaken[number]
         return sent.answer
 
@@ -201,10 +203,9 @@ class LastingSession:
         async with self._order:
             if chain is not self._chain or chain.failure is not None:
                 return False
-            case = self._case or Case(self.held_tokens, voluntary=True)
+            case = self._case or Case(self.held_tokens, suspicion=self._suspicion, voluntary=True)
             case.wanted = {by} if by is not None else set()
-            await self._swap(place, f"is replaced ({reason})", case)
-            return True
+            return await self._swapped(place, f"is replaced ({reason})", case)
 
     async def hand_over(self, peer: PeerId, seconds: float) -> bool:
         """Puts the understudies of a hop, whose node leaves within ``seconds``, in its place once they hold all that
@@ -228,8 +229,8 @@ class LastingSession:
                 return False
             for one in waiting:
                 one.settled_in_a_pause()
-            await self._swap(place, "leaves the swarm", self._case or Case(held, began=began, voluntary=True))
-            return True
+            case = self._case or Case(held, suspicion=self._suspicion, began=began, voluntary=True)
+            return await self._swapped(place, "leaves the swarm", case)
 
     async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
         """Another session of the same hops that holds the same, and what that is. Raises UsageError while steps are
@@ -269,16 +270,17 @@ class LastingSession:
         for sent in list(self._sent.values()):
             if sent.answer is None:
                 sent.answer, sent.chain = await chain.answer(sent.number), chain
-                self._settle(sent.answer)
+        self._settle()
 
-    async def _swap(self, place: HopPlace, why: str, case: Case) -> None:
-        """With the lock held."""
+    async def _swapped(self, place: HopPlace, why: str, case: Case) -> bool:
+        """With the lock held. False when nobody came, and the hop has stayed."""
         self._case = case
         case.leaving.add(place.peer_id)
         error = peer_failed(place, why)
         case.tell(error)
         self._chain.retire(error)
         await self._mend()
+        return place.peer_id not in [other.peer_id for other in self._chain.places]
 
     async def _mended(self, chain: ChainSession) -> None:
         async with self._order:
@@ -293,7 +295,8 @@ class LastingSession:
         held = self.held_tokens
         self._track.truncate(held)
         if self._case is None:
-            self._case = Case(held, self._chain.silent_seconds)
+            self._case = Case(held, self._chain.silent_seconds, suspicion=self._suspicion)
+        self._case.pending_end = max((sent.request.start + len(sent.request.tokens) for sent in pending), default=held)
         requests = [sent.request for sent in pending]
         mending = self._recovery.mend(self._chain, self._track, requests, self._case)
         task = self._mending = asyncio.create_task(mending, name="chain session")
@@ -315,16 +318,19 @@ class LastingSession:
         for sent, number in zip(pending, numbers, strict=True):
             sent.number = number
 
-    def _settle(self, latest: StepAnswer) -> None:
+    def _settle(self) -> None:
         """Books what has been answered without a gap before it."""
+        booked: StepAnswer | None = None  # the first one: after a recovery it tells what that took
         while self._sent and (first := next(iter(self._sent.values()))).answer is not None:
             del self._sent[next(iter(self._sent))]
+            booked = booked or first.answer
             request = self._last = first.request
             self._last_chain = first.chain
             tokens = tuple(request.tokens)
             self._track.append(request.start, len(tokens), chunk=request.kind == pb.PREFILL, content=tokens)
-        if self._case is not None:
-            self.recoveries.append(self._case.trace(latest.trace))
+        self._suspicion.passed(self._track.end)
+        if self._case is not None and booked is not None:
+            self.recoveries.append(self._case.trace(booked.trace))
             self._case = None
         if not self._served:
             self._served = True

@@ -22,9 +22,18 @@ from swarm.client.chain import ChainSession, StepRequest, Trouble
 from swarm.client.config import ClientConfig
 from swarm.client.hop import Hop, Network
 from swarm.client.links import Neighbours, attach
-from swarm.client.seats import Seat, filled, stand_ins, with_understudies, without_broken_links
+from swarm.client.seats import Seat, filled, stand_ins, with_retained, with_understudies, without_broken_links
 from swarm.client.understudy import Understudies
-from swarm.errors import ContextExceeded, NetworkError, NoRoute, PeerFailed, SessionLost, SessionPoisoned, SwarmError
+from swarm.errors import (
+    ContextExceeded,
+    NetworkError,
+    NodeFull,
+    NoRoute,
+    PeerFailed,
+    SessionLost,
+    SessionPoisoned,
+    SwarmError,
+)
 from swarm.ids import PeerId
 from swarm.protocol import pb
 from swarm.replay import Track
@@ -35,7 +44,6 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.3
 MAX_ATTEMPTS = 32  # of one interruption
 PATIENCE = 2  # times that a link or a hop may be in trouble before it is left out
-MAX_ENGINES = 2  # a step may cost
 RETRY_SECONDS = 2.0  # before a peer that did not come is asked again
 FIRST_PAUSE_SECONDS = 0.01  # before the third attempt and on, growing
 # what a peer says of the session, not of itself: one may be wrong, so it is left out; two are believed
@@ -69,6 +77,7 @@ class Recovery:
         self._timeouts = config.timeouts.impatient()
         self._closing: set[asyncio.Task[None]] = set()
         self._refused: dict[PeerId, float] = {}  # until when peers that did not come are not asked again
+        self._retained: list[Seat] = []  # hops that shall be replaced, till somebody is there
 
     async def mend(
         self, chain: ChainSession, track: Track[Tokens], pending: Sequence[StepRequest], case: Case
@@ -79,6 +88,7 @@ class Recovery:
         seats: list[Seat] = []
         epochs = itertools.count(chain.epoch + 1)
         self._refused.clear()
+        self._retained.clear()
         try:
             while True:
                 await self._take_apart(seats, chain, case)
@@ -88,7 +98,7 @@ class Recovery:
                 except MENDABLE as error:
                     logger.info("the session broke again while it was replayed: %s", error)
         except BaseException:
-            for seat in seats:
+            for seat in (*seats, *self._retained):
                 self._give_up(seat, chain)
             self._later(chain.close())
             raise
@@ -129,8 +139,11 @@ class Recovery:
         for index, seat in enumerate(seats):
             peer = seat.place.peer_id
             is_lost = any(_is_lost(trouble) and trouble.place.peer_id == peer for trouble in chain.troubles)
-            if is_lost or case.troubles[peer, None] >= PATIENCE or peer in case.leaving:
+            if is_lost or case.troubles[peer, None] >= PATIENCE:
                 self._empty(seats, index, chain, case)
+            elif peer in case.leaving:
+                self._retained.append(seat)
+                seats[index] = seat.emptied()
         case.replaced |= case.leaving
         case.leaving.clear()
 
@@ -157,16 +170,16 @@ class Recovery:
             case.replaced.add(peer)  # its record may say it later
         if error.code != pb.ENGINE_LOST:
             return
-        case.engines += 1
         case.engine_losers.add(peer)
-        if case.engines >= MAX_ENGINES:
+        if error.blamed and case.suspicion.engine_died(peer, case.pending_end):
             raise SessionPoisoned(
-                f"the steps from position {case.position} on ended {case.engines} engines ({case.told()}); "
+                f"the steps from position {case.position} on ended {case.suspicion.engines} engines ({case.told()}); "
                 "start a new session with another prompt"
             )
 
     def _empty(self, seats: list[Seat], index: int, chain: ChainSession, case: Case) -> None:
         seat = seats[index]
+        case.lost.pop(seat.place.peer_id, None)  # it becomes the last one
         case.lost[seat.place.peer_id] = seat.layers
         self._give_up(seat, chain)
         seats[index] = seat.emptied()
@@ -201,8 +214,17 @@ class Recovery:
                 self._lose(seats, 0, error, chain, case)
                 continue
             case.linked, case.waiting_since = time.monotonic(), None
+            self._part(hops, chain, case)
             case.came |= {hop.place.peer_id: hop.place.layers for hop in hops if hop.place not in chain.places}
             return ChainSession(chain.terms, chain.session_id, hops, data, chain.timeouts, epoch), needed
+
+    def _part(self, hops: Sequence[Hop], chain: ChainSession, case: Case) -> None:
+        """Gives up those that others have replaced."""
+        for seat in self._retained:
+            if seat.hop not in hops:
+                case.lost[seat.place.peer_id] = seat.layers
+                self._give_up(seat, chain)
+        self._retained.clear()
 
     async def _fill(self, seats: list[Seat], chain: ChainSession, case: Case) -> None:
         """Plans who takes the empty seats; waits while nobody can. Raises SessionLost."""
@@ -226,8 +248,9 @@ class Recovery:
         seats[:] = planned
 
     def _planned(self, seats: Sequence[Seat], records: Records, chain: ChainSession, case: Case) -> list[Seat]:
-        """Around banned peers and links if there is a way; those that did not come are asked again after a pause, those
-        that won't have this session not at all."""
+        """Around banned peers and links if there is a way, else with hops that were to be replaced, and around those
+        that were lost, of whom the first may be well again before the last; those that did not come are asked again
+        after a pause, those that won't have this session not at all."""
         now = time.monotonic()
         refused = frozenset(peer for peer, until in self._refused.items() if until > now) | case.verdicts.keys()
         request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
@@ -242,7 +265,12 @@ class Recovery:
                     return filled(unbroken, wanted, around)
             return filled(with_understudies(unbroken, waiting), records, around)
         except (NoRoute, ContextExceeded):
-            return filled(with_understudies(seats, waiting), records, replace(request, banned=refused))
+            seats = with_understudies(with_retained(seats, self._retained), waiting)
+        lost = tuple(case.lost)
+        for n_forgiven in range(len(lost)):
+            with suppress(NoRoute, ContextExceeded):
+                return filled(seats, records, replace(request, banned=refused.union(lost[n_forgiven:])))
+        return filled(seats, records, replace(request, banned=refused))
 
     async def _look(self) -> Records:
         try:
@@ -271,6 +299,7 @@ class Recovery:
             try:
                 if hop is None:
                     opening = neighbours.opening(index, chain.terms, chain.session_id, epoch, needed)
+                    opening.suspect = case.suspicion.told_to(place.peer_id)
                     hop = await Hop.open(self._swarm.network, place, opening, self._timeouts)
                     hop.attend(None, chain.timeouts)
                     seats[index] = Seat(place, hop.numerics_id, hop)
@@ -280,6 +309,7 @@ class Recovery:
                     understudy = seats[index].understudy
                     keep = held if understudy is None else understudy.trusted(held)
                     route = neighbours.reroute(index, chain.session_id, epoch, needed, keep)
+                    route.suspect = case.suspicion.told_to(place.peer_id)
                     rerouted = await hop.reroute(route, self._timeouts.open_seconds)
                     needed = rerouted.position if rerouted.pushes else min(needed, rerouted.position)
                     if understudy is not None:
@@ -299,7 +329,8 @@ class Recovery:
         logger.info("%s", error)
         peer = seats[index].place.peer_id
         if seats[index].hop is None:
-            self._refused[peer] = time.monotonic() + RETRY_SECONDS
+            limited = error.retry_after_seconds if isinstance(error, NodeFull) else 0.0
+            self._refused[peer] = time.monotonic() + max(RETRY_SECONDS, limited)
             if isinstance(error, ContextExceeded):
                 return  # of its slots, not of the session
         else:

@@ -60,15 +60,21 @@ class ControlHandler:
         )
 
     def _open(self, peer: PeerId, opening: pb.Open) -> LiveSession:
+        self._shared.rates.opens.take(peer)
         self._check_state()
         self._check_artifact(opening)
         self._check_range(opening)
         session_id = SessionId(opening.session_id)
-        if self._shared.host.strikes.of(session_id) >= self._shared.limits.poison_strikes:
+        strikes = self._shared.host.strikes
+        if strikes.refuses(session_id):
             raise WireError(pb.SESSION_POISONED, "the session's steps have ended engines here")
         self._replace_older(peer, session_id, opening.epoch)
+        source = self._shared.lives.get(SessionId(opening.fork_of))
+        if source is not None and source.session.owner == peer:
+            source.touch()  # it must not give way to its own fork
         primary = PeerId(opening.understudy_of.peer_id) if opening.HasField("understudy_of") else None
-        return self._shared.open(session_id, peer, _terms(opening), _route(opening), primary)
+        suspect = opening.suspect or strikes.suspects(session_id)
+        return self._shared.open(session_id, peer, _terms(opening, suspect=suspect), _route(opening), primary)
 
     def _check_state(self) -> None:
         state = self._shared.state
@@ -189,7 +195,11 @@ class Conversation:
             await self._refuse(WireError(pb.GAP, f"no row of position {request.position} is kept"))
             return
         try:
+            self._shared.rates.rows.take(session.owner)
             row = await self._shared.host.row(session.slot)
+        except WireError as refusal:
+            await self._refuse(refusal)
+            return
         except EngineError as error:
             await self._refuse(WireError(pb.INTERNAL, f"the row can't be read: {error}"))
             return
@@ -210,6 +220,7 @@ class Conversation:
         if not self._live.is_exit:  # its client stays the same
             await self._stop_passing()
         await self._live.settle(reroute.keep_tokens)
+        session.suspect |= reroute.suspect
         await self._say_rerouted(reroute)
         if not self._live.is_exit:
             self._start_passing()
@@ -226,6 +237,7 @@ class Conversation:
         await self._stream.send(pb.Rerouted(epoch=session.epoch, position=position, journal_first=first))
 
     async def _refuse(self, refusal: WireError, step: int = 0) -> None:
+        self._shared.counters[pb.ErrorCode.Name(refusal.code).lower()] += 1
         await self._stream.send(error_frame(refusal, session_id=self._live.session.id, step=step))
 
     # --- what leaves the hop
@@ -246,7 +258,7 @@ class Conversation:
             await PushPasser(self._live, self._stream, self._shared.dialer, self._shared.timeouts).run()
 
 
-def _terms(opening: pb.Open) -> Terms:
+def _terms(opening: pb.Open, *, suspect: bool) -> Terms:
     return Terms(
         run=(opening.run.first, opening.run.last),
         context_tokens=opening.context_tokens,
@@ -254,6 +266,7 @@ def _terms(opening: pb.Open) -> Terms:
         encoding=opening.encoding,
         keep_journal=opening.keep_journal,
         purpose=opening.purpose,
+        suspect=suspect,
     )
 
 

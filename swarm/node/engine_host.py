@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,28 +12,13 @@ from shim.process import EngineProcess
 from shim.types import Bytes, EngineConfig, EngineInfo, Floats, KvRowBytes, StepBatch, StepResult, SummarySpec
 from swarm.ids import SessionId
 from swarm.node.config import Limits, Timeouts
+from swarm.node.strikes import Strikes
 
 logger = logging.getLogger(__name__)
 
 LOOKS = 8  # at the calls, in the time that one may take
 SLOWER = 10  # a call may be than all before
 MOST = 5  # times the usual limit, for a machine that slept is no slow one
-
-
-class Strikes:
-    """How many engines each session has cost. Forgets the oldest beyond ``remembered`` sessions."""
-
-    def __init__(self, remembered: int) -> None:
-        self._remembered = remembered
-        self._strikes: OrderedDict[SessionId, int] = OrderedDict()
-
-    def add(self, session: SessionId) -> None:
-        self._strikes[session] = self._strikes.pop(session, 0) + 1
-        while len(self._strikes) > self._remembered:
-            self._strikes.popitem(last=False)
-
-    def of(self, session: SessionId) -> int:
-        return self._strikes.get(session, 0)
 
 
 class EngineHost:
@@ -50,11 +34,12 @@ class EngineHost:
         self._engine: EngineProcess | None = None
         self._info: EngineInfo | None = None
         self._running: dict[object, tuple[SessionId, ...]] = {}  # calls in the order they were handed over
-        self._blamed: EngineProcess | None = None
+        self._judged: EngineProcess | None = None
+        self._blamed: tuple[SessionId, ...] = ()
         self._answered = 0
         self._slowest_seconds = 0.0
         self._row_bytes: dict[int, KvRowBytes] = {}
-        self.strikes = Strikes(limits.remembered_sessions)
+        self.strikes = Strikes(limits.poison_strikes, limits.remembered_sessions)
         self.restarts = 0
         self.on_lost: Callable[[EngineDied], None] = lambda _died: None
         self.on_back: Callable[[], None] = lambda: None
@@ -78,6 +63,10 @@ class EngineHost:
         """Of the engine's process; None while there is none."""
         return None if self._engine is None else self._engine.pid
 
+    def blames(self, session: SessionId) -> bool:
+        """Whether a step of it was in the engine that died last, at its death."""
+        return session in self._blamed
+
     async def start(self, on_progress: Callable[[float], None] | None = None) -> EngineInfo:
         """The first start: its failure is the caller's. Cancelling ends the child."""
         self._engine = await EngineProcess.start(self._config, on_progress)
@@ -91,6 +80,7 @@ class EngineHost:
             assert engine is not None
             died = await self._death(engine)
             self._engine = None
+            self._judge(engine)
             last = f"; its last words: {died.last_lines[-1]}" if died.last_lines else ""
             logger.error("the engine died (%s)%s; its sessions are lost and it is started again", died, last)
             self.on_lost(died)
@@ -183,7 +173,7 @@ class EngineHost:
         try:
             yield engine
         except EngineDied:
-            self._blame(engine)
+            self._judge(engine)
             raise
         except EngineError:
             self._answered += 1
@@ -193,9 +183,10 @@ class EngineHost:
         finally:
             del self._running[call]
 
-    def _blame(self, engine: EngineProcess) -> None:
-        # calls queue in the pipe: only the oldest was running
-        if engine is not self._blamed:
-            self._blamed = engine
-            for session in next(iter(self._running.values())):
-                self.strikes.add(session)
+    def _judge(self, engine: EngineProcess) -> None:
+        """Called for each death by whoever hears of it first: afterwards the calls are gone."""
+        if engine is not self._judged:
+            self._judged = engine
+            # calls queue in the pipe: only the oldest was running
+            self._blamed = next(iter(self._running.values()), ())
+            self.strikes.add(self._blamed)

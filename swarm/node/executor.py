@@ -11,6 +11,8 @@ from swarm.node.batch import assemble, separate
 from swarm.node.engine_host import EngineHost
 from swarm.node.live import Computed, Job
 from swarm.node.scheduler import Work
+from swarm.node.shared import engine_lost
+from swarm.node.tally import Tally
 from swarm.protocol import WireError, pb
 
 logger = logging.getLogger(__name__)
@@ -19,8 +21,9 @@ logger = logging.getLogger(__name__)
 class Executor:
     """``execute`` for ``Runner``."""
 
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self, host: EngineHost, tally: Tally) -> None:
         self._host = host
+        self._tally = tally
 
     async def __call__(self, call: tuple[Work[Job], ...]) -> None:
         jobs = [work.job for work in call]
@@ -41,7 +44,8 @@ class Executor:
         try:
             result, ipc_seconds = await self._host.step(tuple(job.live.session.id for job in jobs), batch, summaries)
         except EngineDied as error:
-            _fail(jobs, WireError(pb.ENGINE_LOST, f"the engine died ({error})"))
+            for job in jobs:
+                job.live.finish(job, engine_lost(str(error), blamed=self._host.blames(job.live.session.id)))
         except ComputeError as error:
             logger.error("a step failed in the engine and its sessions were emptied: %s", error)
             _fail(jobs, WireError(pb.INTERNAL, f"the step failed in the engine ({error}) and the session was emptied"))
@@ -49,6 +53,8 @@ class Executor:
             await self._refused(jobs, error)
         else:
             now_us = time.monotonic_ns() // 1000
+            steps = (job.received.step for job in jobs)
+            self._tally.called(steps, len(batch.slot), result.compute_seconds, ipc_seconds)
             for job, part in zip(jobs, separate(result, rows), strict=True):
                 job.live.finish(job, Computed(part, ipc_seconds, len(batch.slot), len(jobs), now_us))
 

@@ -68,7 +68,8 @@ class PushPasser:
         self._control = control
         self._epoch = live.session.epoch
         attach = pb.Attach(session_id=live.session.id, epoch=self._epoch)
-        self._link = Link(dialer, successor, Greeting(DATA_STREAM, attach, pb.Attached, "the successor"), timeouts)
+        greeting = Greeting(DATA_STREAM, attach, pb.Attached, "the successor")
+        self._link = Link(dialer, successor, greeting, timeouts, live.tally.streams[DATA_STREAM])
         self._broken = False
         self._held = Held(live.session.route.successor_position)
 
@@ -176,10 +177,13 @@ async def _pass_next(live: LiveSession, control: FrameStream, send: _Send) -> No
         if step.epoch != live.session.epoch:
             return
         if isinstance(outcome, Computed):
-            await send(step, outcome, _timing(live, finished, outcome))
+            timing = _timing(live, finished, outcome)
+            live.tally.passed(timing)
+            await send(step, outcome, timing)
         else:
             raise outcome
     except WireError as error:
+        live.tally.failed_steps[pb.ErrorCode.Name(error.code).lower()] += 1
         await control.send(error_frame(error, session_id=live.session.id, step=step.step))
     finally:
         live.passed_on()

@@ -35,7 +35,8 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Work(Generic[J]):
-    """One step of one session. ``chunk``: computed in a call of its own."""
+    """One step of one session. ``chunk``: computed in a call of its own. ``suspect``: this one too, for the engine may
+    die of it, and nobody else is to be blamed then."""
 
     session: SessionId
     peer: PeerId  # the client that opened the session
@@ -43,10 +44,11 @@ class Work(Generic[J]):
     rows: int
     chunk: bool
     job: J
+    suspect: bool = False
 
     @property
     def alone(self) -> bool:
-        return self.chunk or self.rows > MAX_SHARED_ROWS
+        return self.chunk or self.suspect or self.rows > MAX_SHARED_ROWS
 
 
 class FairShare:

@@ -33,7 +33,7 @@ class Service:
 
     def __init__(self, shared: Shared, folder: Path) -> None:
         self.shared = shared
-        self._gate = Gate(shared.limits, shared.counters)
+        self._gate = Gate(shared.limits, shared.tally)
         self._handlers: dict[str, Handler] = {
             INFO_STREAM: InfoHandler(shared, folder),
             CONTROL_STREAM: ControlHandler(shared),
@@ -47,14 +47,15 @@ class Service:
 
     async def start(self, listener: Listener) -> None:
         for protocol, handler in self._handlers.items():
-            await listener.serve_stream(protocol, self._gate.around(handler))
+            await listener.serve_stream(protocol, self._gate.around(protocol, handler))
 
     def engine_died(self, died: EngineDied) -> None:
         """Every session's state is gone: their clients are told and may open them again."""
         lost = len(self.shared.lives)
         if lost:
             logger.warning("%d sessions are lost with the engine; their clients are told", lost)
-        self.shared.end_all(engine_lost(str(died)))
+        for live in tuple(self.shared.lives.values()):
+            self.shared.end(live, engine_lost(str(died), blamed=self.shared.host.blames(live.session.id)))
 
     async def close(self) -> None:
         """Ends the sessions that are left and waits until no handler runs."""

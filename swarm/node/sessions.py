@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dht.record import SlotClass
@@ -24,6 +24,7 @@ class Terms:
     encoding: pb.ActivationEncoding.ValueType
     keep_journal: bool = False
     purpose: str = ""
+    suspect: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Session:
     planned: int = 0
     last_step: int = 0
     last_row: int | None = None  # position of the row that the engine keeps for RowRequest
+    suspect: bool = False  # a step to come may end the engine
 
     @property
     def epoch(self) -> int:
@@ -160,10 +162,10 @@ class Slots:
     def booked(self) -> int:
         return len(self._tokens) - len(self._free)
 
-    def classes(self) -> tuple[SlotClass, ...]:
-        """As announced: slots of one size together, in rising order."""
+    def classes(self, to_be_had: Collection[int] = ()) -> tuple[SlotClass, ...]:
+        """As announced: slots of one size together, in rising order. Booked ones ``to_be_had`` count as free."""
         total = Counter(self._tokens)
-        free = Counter(self._tokens[slot] for slot in self._free)
+        free = Counter(self._tokens[slot] for slot in self._free.union(to_be_had))
         return tuple(SlotClass(tokens=size, total=total[size], free=free[size]) for size in sorted(total))
 
 
@@ -204,7 +206,7 @@ class SessionTable:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         slot = self.slots.book(terms.context_tokens)
-        session = Session(session_id, owner, terms, route, slot, self.slots.tokens(slot))
+        session = Session(session_id, owner, terms, route, slot, self.slots.tokens(slot), suspect=terms.suspect)
         self._sessions[session_id] = session
         return session
 

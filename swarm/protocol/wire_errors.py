@@ -29,6 +29,7 @@ class WireError(Exception):
         ours: str = "",
         position: int = 0,
         retry_after_seconds: float = 0.0,
+        blamed: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -37,6 +38,7 @@ class WireError(Exception):
         self.ours = ours
         self.position = position
         self.retry_after_seconds = retry_after_seconds
+        self.blamed = blamed
 
 
 class StreamClosed(Exception):
@@ -68,6 +70,7 @@ def _fill_from_wire_error(message: pb.Error, error: WireError, position: int | N
     message.ours = clean_text(error.ours)
     message.retry_after_seconds = _sane_seconds(error.retry_after_seconds)
     message.position = error.position if position is None else position
+    message.blamed = error.blamed
 
 
 _CODES: tuple[tuple[type[errors.SwarmError], pb.ErrorCode.ValueType], ...] = (
@@ -149,6 +152,7 @@ def to_swarm_error(
     said = cause.message + _both(cause.ours, cause.theirs)
     error = _build(_READINGS.get(cause.code, _UNKNOWN), peer, layers, said, cause.retry_after_seconds)
     error.code = cause.code
+    error.blamed = cause.blamed
     return error
 
 

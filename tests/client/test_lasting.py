@@ -12,7 +12,7 @@ import pytest
 
 from dht.record import NodeState, SlotClass, SpanRecord
 from swarm.client.blame import Avoided
-from swarm.client.chain import ChainSession, StepRequest, WantedRow
+from swarm.client.chain import ChainSession, StepAnswer, StepRequest, WantedRow
 from swarm.client.config import ClientConfig, Timeouts
 from swarm.client.hop import HopPlace
 from swarm.client.keeper import Keeper
@@ -224,18 +224,76 @@ async def test_when_nobody_comes_the_error_tells_the_whole_story() -> None:
             await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
 
 
-async def test_two_engines_are_enough() -> None:
-    async with scene((10, 20)) as at:
-        await at.prefilled()
-        died = pb.Error(code=pb.ENGINE_LOST, message="signal 9")
-        at.hops[0].answers_steps = False
-        stepping = asyncio.create_task(at.session.step(StepRequest(4, (9,), pb.DECODE, ROW)))
-        await until(lambda: len(at.hops[0].steps) == 3)
-        await at.lose(1, died)
+DIED = pb.Error(code=pb.ENGINE_LOST, message="signal 9")
+DIED_OF_IT = pb.Error(code=pb.ENGINE_LOST, message="signal 9", blamed=True)
+
+
+@asynccontextmanager
+async def hanging_step(at: Scene) -> AsyncIterator[asyncio.Task[StepAnswer]]:
+    """A step that no hop answers."""
+    await at.prefilled()
+    at.hops[0].answers_steps = False
+    stepping = asyncio.create_task(at.session.step(StepRequest(4, (9,), pb.DECODE, ROW)))
+    await until(lambda: len(at.hops[0].steps) == 3)
+    yield stepping
+
+
+async def test_a_step_that_two_engines_died_of_is_enough() -> None:
+    async with scene((10, 20)) as at, hanging_step(at) as stepping:
+        await at.lose(1, DIED_OF_IT)
         await until(lambda: at.hops[3].sessions and at.session.places[1].peer_id == "peer3")
-        await at.lose(3, died)
+        assert at.hops[3].opened[0].suspect and not at.hops[1].opened[0].suspect
+        await at.lose(3, DIED_OF_IT)
         with pytest.raises(SessionPoisoned, match=r"from position 4 on ended 2 engines .*; start a new session"):
             await stepping
+
+
+@pytest.mark.parametrize("first", [DIED, DIED_OF_IT])
+async def test_engines_that_died_of_others_are_not_counted(first: pb.Error) -> None:
+    async with scene((10, 20), (10, 20)) as at, hanging_step(at) as stepping:
+        await at.lose(1, first)
+        await until(lambda: at.peers()[1] in ("peer3", "peer4"))
+        heir = int(at.peers()[1][-1])
+        assert at.hops[heir].opened[0].suspect == first.blamed
+        await at.lose(heir, DIED)
+        await until(lambda: at.peers()[1] not in ("peer1", f"peer{heir}"))
+        at.hops[0].answers_steps = True
+        await at.lose(2)  # so that the step is sent once more
+        await stepping
+
+
+async def test_hops_that_stay_are_told_of_the_suspicion_too() -> None:
+    async with scene((10, 20), (20, 30)) as at, hanging_step(at) as stepping:
+        await at.lose(1, DIED_OF_IT)
+        await until(lambda: at.peers()[1] == "peer3")
+        assert [hop.rerouted[-1].suspect for hop in (at.hops[0], at.hops[2])] == [True, True]
+        await at.lose(2, DIED_OF_IT)
+        with pytest.raises(SessionPoisoned):
+            await stepping
+
+
+async def test_two_engines_that_died_at_once_prove_nothing() -> None:
+    """Before the hops knew of any suspicion."""
+    async with scene((10, 20), (20, 30)) as at, hanging_step(at) as stepping:
+        at.hops[0].answers_steps = True
+        await asyncio.gather(at.lose(1, DIED_OF_IT), at.lose(2, DIED_OF_IT))
+        await stepping
+        assert [hop.opened[0].suspect for hop in (at.hops[3], at.hops[4])] == [True, True]
+
+
+async def test_what_has_passed_is_no_longer_suspected() -> None:
+    async with scene((10, 20), (10, 20)) as at:
+        await at.prefilled()
+        for position in (4, 5):
+            await at.lose(int(at.peers()[1][-1]), DIED_OF_IT)
+            await at.session.step(StepRequest(position, (9,), pb.DECODE, ROW))
+        await at.lose(0)
+        at.records.append(record("peer5", 0, 10))
+        at.network.hops.append(ScriptedHop())
+        at.network.places.append(HopPlace(5, PeerId("peer5"), (0, 10)))
+        await at.session.step(StepRequest(6, (9,), pb.DECODE, ROW))
+        opened = [opening.suspect for hop in at.hops[3:] for opening in hop.opened]
+        assert sorted(opened) == [False, True, True]
 
 
 async def test_an_engine_is_not_risked_again_where_one_was_lost() -> None:
@@ -244,6 +302,16 @@ async def test_an_engine_is_not_risked_again_where_one_was_lost() -> None:
         await at.lose(1, pb.Error(code=pb.ENGINE_LOST, message="signal 9"))
         await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
         assert at.peers()[1] == "peer3"
+
+
+async def test_who_was_lost_last_is_asked_last() -> None:
+    """Of two that failed a moment ago the one lost before may be well again."""
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        for position, (lost, comes) in enumerate([(1, 3), (3, 1), (1, 3)], 4):
+            await at.lose(lost)
+            await at.session.step(StepRequest(position, (9,), pb.DECODE, ROW))
+            assert at.peers()[1] == f"peer{comes}"
 
 
 FULL = pb.Error(code=pb.CONTEXT_FULL, message="no more", step=3)
@@ -278,7 +346,8 @@ async def test_a_hop_that_is_well_can_be_replaced_while_answers_are_awaited() ->
         answer = await stepping
         assert answer.row is not None and answer.row.top_ids[0] == row_of(9, 4).argmax()
         assert at.peers() == ["peer0", "peer3", "peer2"]
-        assert not at.avoided.now() and at.hops[1].said["Close"] == 1
+        await until(lambda: at.hops[1].said["Close"] == 1)
+        assert not at.avoided.now()
         (handed,) = at.session.recoveries
         assert handed.voluntary and handed.position == 4
         assert "handed over at position 4" in str(handed)
@@ -308,13 +377,14 @@ async def test_without_anybody_to_take_over_a_hop_stays() -> None:
         assert at.peers() == ["peer0", "peer1", "peer2"] and not at.session.recoveries
 
 
-async def test_a_stand_in_that_does_not_come_costs_no_more_than_a_replay() -> None:
+async def test_when_a_stand_in_does_not_come_the_hop_stays() -> None:
     async with scene((10, 20)) as at:
         await at.prefilled()
         at.hops[3].refuse = pb.Error(code=pb.NODE_FULL, message="no slot")
-        assert await at.session.replace(1, "it is slow")
+        assert not await at.session.replace(1, "it is slow")
         await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
-        assert at.peers() == ["peer0", "peer1", "peer2"] and len(at.hops[1].opened) == 2
+        assert at.peers() == ["peer0", "peer1", "peer2"] and len(at.hops[1].opened) == 1
+        assert at.session.recoveries[0].replayed_tokens == 0
 
 
 async def test_a_row_of_a_replaced_exit_is_computed_again() -> None:

@@ -89,9 +89,9 @@ def test_a_recovery_is_told_in_one_line() -> None:
         planning_seconds=0.2,
         replay_seconds=0.1,
         attempts=1,
-        recompute_seconds=0.04,
         copied_tokens=64,
         replayed_tokens=33,
+        recompute_seconds=0.04,
     )
     assert str(recovery) == (
         "recovered at position 97 in 0.30 s (new route 0.20 s, replay 0.10 s, 0.04 s computed again, "

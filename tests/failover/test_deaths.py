@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import pytest
 
 from swarm.client import Generation
-from swarm.errors import SessionPoisoned
 from tests.client.scripted import until
 from tests.failover.runs import N_TOKENS, Disturb, Rig, on_route
 
@@ -122,16 +121,12 @@ async def test_killed_engines(swarm: Rig, hop: int, moment: Moment) -> None:
     assert not swarm.client._avoided.now(), "a node is not to blame for its engine"
 
 
-async def test_a_step_that_ends_two_engines_is_given_up(swarm: Rig) -> None:
+async def test_two_engines_that_die_at_a_time_are_not_the_session_s_fault(swarm: Rig) -> None:
+    """It may have been in both, but with others; what happens to one that is at fault: test_poison.py."""
     strike = Strike(mid_decode, kill_engine(swarm, MIDDLE))
-    with (
-        on_recovery(strike, kill_engine(swarm, EXIT)),
-        pytest.raises(ExceptionGroup) as poisoned,
-    ):
-        await swarm.answers(strike)
-    errors = poisoned.value.exceptions
-    assert any(isinstance(error, SessionPoisoned) for error in errors), errors
-    assert "ended 2 engines" in str(errors[0]) and "start a new session" in str(errors[0])
+    with on_recovery(strike, kill_engine(swarm, EXIT)):
+        generations = await struck(swarm, strike)
+    assert sum("lost its engine" in line for line in told(generations)) >= 2
 
 
 @pytest.mark.parametrize("hop", [ENTRY, pytest.param(EXIT, marks=pytest.mark.slow)])

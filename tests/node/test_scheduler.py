@@ -18,9 +18,16 @@ OTHER_GROUP = Group(1, 0, 10)
 
 
 def work(
-    session: int, number: int = 0, *, peer: str = "p", rows: int = 1, chunk: bool = False, group: Group = GROUP
+    session: int,
+    number: int = 0,
+    *,
+    peer: str = "p",
+    rows: int = 1,
+    chunk: bool = False,
+    group: Group = GROUP,
+    suspect: bool = False,
 ) -> Work[int]:
-    return Work(SessionId(bytes([session])), PeerId(peer), group, rows, chunk, number)
+    return Work(SessionId(bytes([session])), PeerId(peer), group, rows, chunk, number, suspect=suspect)
 
 
 def drained(policy: Policy[int]) -> list[tuple[Work[int], ...]]:
@@ -65,6 +72,17 @@ def test_a_replay_of_many_rows_goes_alone() -> None:
     policy.push(work(1, rows=MAX_SHARED_ROWS + 1))
     policy.push(work(2))
     assert [[item.session[0] for item in call] for call in drained(policy)] == [[2], [1]]
+
+
+def test_a_suspect_shares_its_call_with_nobody_and_delays_rows_by_one_call() -> None:
+    policy: Policy[int] = Policy(MAX_ROWS)
+    for number in range(2):
+        for session in (1, 2):
+            policy.push(work(session, number, suspect=True))
+        for session in (3, 4):
+            policy.push(work(session, number))
+    calls = [[item.session[0] for item in call] for call in drained(policy)]
+    assert calls == [[3, 4], [1], [3, 4], [2], [1], [2]]
 
 
 def test_a_chunk_is_not_begun_early() -> None:
@@ -128,6 +146,7 @@ WORKS = st.lists(
         st.integers(0, 7),  # session; its peer follows from it
         st.integers(1, MAX_ROWS),
         st.booleans(),
+        st.booleans(),
         st.booleans(),  # let the engine take a call now
     ),
     max_size=60,
@@ -135,12 +154,13 @@ WORKS = st.lists(
 
 
 @given(WORKS)
-def test_everything_leaves_once_in_order_and_within_bounds(works: list[tuple[int, int, bool, bool]]) -> None:
+def test_everything_leaves_once_in_order_and_within_bounds(works: list[tuple[int, int, bool, bool, bool]]) -> None:
     policy: Policy[int] = Policy(MAX_ROWS)
     calls: list[tuple[Work[int], ...]] = []
-    for number, (session, rows, chunk, take) in enumerate(works):
+    for number, (session, rows, chunk, suspect, take) in enumerate(works):
         group = OTHER_GROUP if session % 3 == 0 else GROUP
-        policy.push(work(session, number, peer=f"p{session % 4}", rows=rows, chunk=chunk, group=group))
+        peer = f"p{session % 4}"
+        policy.push(work(session, number, peer=peer, rows=rows, chunk=chunk, group=group, suspect=suspect))
         if take:
             calls.append(policy.next())
     calls += drained(policy)

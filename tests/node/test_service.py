@@ -627,7 +627,8 @@ async def test_a_session_that_costs_two_engines_is_refused(chain: Chain, client:
         await until(lambda: entry.shared.queue == 1)
         os.kill(pid, signal.SIGKILL)
         for one in (culprit, idle):
-            assert (await refusal(one.control[0])).code == pb.ENGINE_LOST
+            error = await refusal(one.control[0])
+            assert (error.code, error.blamed) == (pb.ENGINE_LOST, one is culprit)
             await one.close()
         await until(lambda: entry.state == NodeState.ONLINE and entry.shared.host.ready)
     culprit.epoch = idle.epoch = 3
