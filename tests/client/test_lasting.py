@@ -354,6 +354,20 @@ async def test_a_hop_that_is_well_can_be_replaced_while_answers_are_awaited() ->
         assert "peer1 (layers 10:20) is replaced (it is slow)" in str(handed)
 
 
+async def test_who_shall_replace_a_hop_can_be_said_and_is_asked_first() -> None:
+    async with scene((10, 20), (10, 20)) as at:
+        await at.prefilled()
+        for by in (4, 3):
+            assert await at.session.replace(1, "it is slow", PeerId(f"peer{by}"))
+            assert at.peers()[1] == f"peer{by}"
+            await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        at.hops[4].refuse = pb.Error(code=pb.NODE_FULL, message="no slot")
+        assert await at.session.replace(1, "it is slow", PeerId("peer4"))
+        assert at.peers()[1] == "peer1", "another that is well comes before the one that was left"
+        assert not await at.session.replace(1, "it is slow", PeerId("peer9"))
+        await at.session.step(StepRequest(5, (9,), pb.DECODE, ROW))
+
+
 async def test_without_anybody_to_take_over_a_hop_stays() -> None:
     async with scene((0, 30)) as at:
         at.records.pop()

@@ -160,6 +160,27 @@ def test_the_clients_own_slow_link_is_nobodys_fault() -> None:
     assert story.move() is None
 
 
+def test_a_slow_link_of_a_hop_and_the_clients_are_told_apart() -> None:
+    """Another first hop would be rid of the way to the second one, not of that to the client."""
+    story = Story()
+    story.run(40, edges=(0.2, 0.15, FAST, 0.2))
+    assert story.move() is None
+    story.run(40, edges=(0.2, 0.4, FAST, 0.2))
+    assert 0.2 < story.decided().promised_seconds < 0.25
+
+
+def test_of_a_lonely_hop_only_its_past_can_tell() -> None:
+    story = Story(chain=["a"], records=[record("a", 0)], spares=[Candidate(record("x", 0))])
+    story.run(20, edges=(0.2, 0.2), ms=(20,))
+    assert story.move() is None, "the client's own link may be the slow one"
+    story.run(20, edges=(FAST, FAST), ms=(20,))
+    assert story.move() is None
+    story.run(20, edges=(0.2, 0.2), ms=(20,))
+    assert story.decided().peer_id == "x"
+    story.spares = [Candidate(record("x", 0), round_trip_seconds=0.4)]
+    assert story.move() is None, "the way to another one is as slow now"
+
+
 @pytest.mark.parametrize(("edges", "index"), [((0.3, 0.3, FAST, FAST), 0), ((FAST, FAST, 0.3, 0.3), 2)])
 def test_a_slow_link_of_the_first_or_last_hop_is_its_own(edges: tuple[float, ...], index: int) -> None:
     story = Story()
@@ -185,9 +206,10 @@ def test_one_step_of_four_may_be_slow() -> None:
 def test_a_hiccup_passes_and_what_lasts_counts() -> None:
     story = Story()
     story.run(10)
-    story.run(2, **SLOW_HOP)
+    busy = (20, 120, 20)
+    story.run(2, ms=busy)  # a dozen steps
     assert story.move() is None
-    story.run(4, **SLOW_HOP)
+    story.run(4, ms=busy)
     assert story.move() is not None
 
 

@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.links import Shape
+from bench.links import Direction, Shape
 from bench.links.linked_swarm import LinkedNode, LinkedSwarm, linked_swarm
-from swarm.client import ClientConfig, LastingSession, StepRequest, SwarmClient, WantedRow
+from swarm.client import ClientConfig, LastingSession, StepRequest, SwarmClient, Timeouts, WantedRow
 from swarm.protocol import pb
 
 OPTIONS = ["--slots", "2x256", "--threads", "1", "--memory", "1GiB"]
 SPANS = [(0, 2), (2, 4), (4, 6)]
 MIDDLE = 1
 PROMPT = tuple(range(40))
+LONG_PROMPT = tuple(at % 250 for at in range(200))  # a chunk of 100 kB between hops
+CRAWLING = Shape(bytes_per_second=2000.0)  # which takes most of a minute over it
 SLOW = Shape(delay_seconds=0.12)  # to the hop and from it again: a quarter of a second a token
+TIMEOUTS = Timeouts(heartbeat_seconds=40.0)  # a ping waits behind what crawls
 MANY = 60  # tokens until which a hop must have been left that has become slow
 
 Answer = list[tuple[int, float]]  # each token and its logit: equal bits, not only equal words
@@ -57,9 +60,10 @@ async def more(session: LastingSession, answer: Answer, n_tokens: int = 1) -> No
 @asynccontextmanager
 async def scene(model: Path, folder: Path, spans: Sequence[tuple[int, int]]) -> AsyncIterator[Scene]:
     said: list[str] = []
+    config = ClientConfig(TIMEOUTS, folder)
     async with (
         linked_swarm(model, spans, folder, OPTIONS) as swarm,
-        SwarmClient.connect([swarm.address], ClientConfig(cache_dir=folder), on_status=said.append) as client,
+        SwarmClient.connect([swarm.address], config, on_status=said.append) as client,
     ):
         made = Scene(swarm, client, said)
         await made.seen(len(spans))
@@ -70,7 +74,6 @@ async def undisturbed(at: Scene) -> Answer:
     answer: Answer = []
     async with await at.client.open_session(250) as session:
         await more(session, answer, MANY + 10)
-        assert not session.recoveries
     return answer
 
 
@@ -119,3 +122,24 @@ async def test_a_slow_hop_stays_when_nobody_is_faster(llama_untied_path: Path, t
             at.swarm.shape(Shape())
             assert answer == expected[: len(answer)]
         assert not any("slow" in line for line in at.said)
+
+
+@pytest.mark.slow
+async def test_a_hop_that_a_chunk_can_not_reach_is_left(llama_untied_path: Path, tmp_path: Path) -> None:
+    """Heartbeats pass, and no step has ever been answered whose times could tell."""
+    step = StepRequest(0, LONG_PROMPT, pb.PREFILL, WantedRow())
+    async with scene(llama_untied_path, tmp_path, [*SPANS, SPANS[MIDDLE]]) as at:
+        async with await at.client.open_session(250) as session:
+            expected = (await session.step(step)).row
+        async with await at.client.open_session(250) as session:
+            slow = at.serving(session)
+            slow.link.shape(CRAWLING, Direction.DOWN)
+            row = (await session.step(step)).row
+            came = at.serving(session)
+            (move,) = session.recoveries
+            slow.link.shape(Shape())
+        assert row is not None and expected is not None
+        assert row.top_ids.tolist() == expected.top_ids.tolist()
+        assert row.top_logits.tolist() == expected.top_logits.tolist()
+        assert move.voluntary and came is not slow
+        assert f"s for it, peer {came.peer_id} promises" in move.story[0]
