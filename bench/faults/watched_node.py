@@ -165,6 +165,7 @@ class Door:
             "engine_tokens": engine_tokens,
             "streams": node.service.open_streams,
             "queue": node.shared.queue,
+            "copies": node.shared.copies,
             "journals": journals.n_open,
             "journal_bytes": journals.used_bytes,
             "journal_file_bytes": journals.spilled_bytes,

@@ -67,6 +67,7 @@ class ChatOptions:
     keep_thinking: bool
     timeout_seconds: float | None
     wait_seconds: float
+    standby: bool
     json: bool
     trace: bool
     show_route: bool | None  # None: when stderr is a terminal
@@ -108,6 +109,7 @@ def parse(arguments: Sequence[str] | None = None) -> ChatOptions:
         keep_thinking=given.keep_thinking,
         timeout_seconds=given.timeout,
         wait_seconds=given.wait_seconds,
+        standby=given.standby,
         json=given.json,
         trace=given.trace,
         show_route=given.show_route,
@@ -157,6 +159,12 @@ def _add_swarm(group: argparse._ArgumentGroup) -> None:
         default=5.0,
         metavar="S",
         help="wait so long for missing peers or a free slot (default: %(default)g)",
+    )
+    group.add_argument(
+        "--standby",
+        action="store_true",
+        help="copy finished blocks of 512 tokens to a second peer of each part, where there is one: when a peer dies, "
+        "only the last block is computed again (takes a slot of each)",
     )
 
 

@@ -148,7 +148,7 @@ async def _joined(options: ChatOptions, screen: Screen, keep_sessions: int = 0) 
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     timeouts = Timeouts(route_seconds=options.wait_seconds)
-    config = ClientConfig(timeouts=timeouts, keep_sessions=keep_sessions, purpose="chat")
+    config = ClientConfig(timeouts=timeouts, keep_sessions=keep_sessions, standby=options.standby, purpose="chat")
     if sys.stderr.isatty():
         screen.status("joining the swarm")
     async with SwarmClient.connect(options.initial_peers, config, on_status=screen.status) as client:

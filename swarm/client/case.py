@@ -25,10 +25,15 @@ class Case:
     linked: float = 0.0  # when the hops were last under a new route
     waiting_since: float | None = None
     attempts: int = 0
+    copied_tokens: int | None = None  # the least that an understudy held which came into the chain
+    replayed_tokens: int = 0  # of the last attempt: what some hop must compute again
     suspicion: Suspicion = field(default_factory=Suspicion)  # outlives the case when its steps do
     pending_end: int = 0  # of the steps under way
     engine_losers: set[PeerId] = field(default_factory=set)  # another is asked first, if there is one
     verdicts: dict[PeerId, SwarmError] = field(default_factory=dict)  # who says that the session itself is at fault
+    leaving: set[PeerId] = field(default_factory=set)  # hops that are well, but shall be replaced
+    replaced: set[PeerId] = field(default_factory=set)  # or that leave themselves: others are asked first
+    voluntary: bool = False  # nothing had failed when it began
     lost: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     came: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     story: list[str] = field(default_factory=list)
@@ -46,6 +51,10 @@ class Case:
         self.verdicts[peer] = verdict
         return any(other != peer and isinstance(said, type(verdict)) for other, said in self.verdicts.items())
 
+    def took_over(self, copied_tokens: int) -> None:
+        """An understudy that held so much came into the chain."""
+        self.copied_tokens = copied_tokens if self.copied_tokens is None else min(self.copied_tokens, copied_tokens)
+
     def told(self) -> str:
         more = len(self.story) - MAX_TOLD
         return ", ".join(self.story[:MAX_TOLD]) + (f", and {more} more failures" if more > 0 else "")
@@ -61,4 +70,7 @@ class Case:
             planning_seconds=self.linked - self.began,
             replay_seconds=now - self.linked,
             attempts=self.attempts,
+            voluntary=self.voluntary,
+            copied_tokens=self.copied_tokens,
+            replayed_tokens=self.replayed_tokens,
         )

@@ -125,12 +125,30 @@ class ChainSession:
         hops = () if self._released else self._hops
         await asyncio.gather(self._data.close(), close_hops(hops, self.session_id))
 
+    def retire(self, error: SwarmError) -> None:
+        """Ends the epoch although nothing has failed: whoever waits for an answer gets ``error``."""
+        self._fail(error)
+
+    async def broken(self) -> None:
+        """Returns when it has failed or was closed."""
+        await self._failed.wait()
+
+    async def quiet(self, seconds: float) -> bool:
+        """Whether no step is under way any more after so long."""
+        outcomes = [pending.outcome for pending in self._pending.values()]
+        return not outcomes or not (await asyncio.wait(outcomes, timeout=seconds))[1]
+
     async def release(self) -> tuple[Hop, ...]:
         """Ends the epoch and leaves the hops, open or failed, to the caller, who closes them."""
         for hop in self._hops:
             hop.attend(None, self.timeouts)
         await self._end()
         self._released = True
+        return self._hops
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """They belong to the chain until ``release``."""
         return self._hops
 
     @property

@@ -15,6 +15,7 @@ from swarm.client.artifact_cache import ArtifactCache, Source
 from swarm.client.blame import Avoided
 from swarm.client.config import ClientConfig
 from swarm.client.generate import Generation, GenerationOptions
+from swarm.client.keeper import Keeper
 from swarm.client.kept import KeptSessions
 from swarm.client.lasting import LastingSession
 from swarm.client.opening import Need, SessionOpener
@@ -254,8 +255,10 @@ class SwarmClient:
     def _lasting(
         self, artifact: ClientArtifact, chain: ChainSession, track: Track[tuple[int, ...]] | None = None
     ) -> LastingSession:
-        recovery = Recovery(self._swarm(artifact), self.config, self._avoided, self._status)
-        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard, track)
+        swarm = self._swarm(artifact)
+        recovery = Recovery(swarm, self.config, self._avoided, self._status)
+        keeper = Keeper(swarm, self._avoided, recovery.understudies, standby=self.config.standby)
+        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard, track, keeper)
         self._sessions.add(session)
         return session
 

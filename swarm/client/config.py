@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 MAX_PREFILL_WINDOW = 64
@@ -27,11 +27,25 @@ class Timeouts:
     route_seconds: float = 5.0  # for records to appear and for a slot to become free
     session_seconds: float | None = None  # a whole answer; None: no limit
     recover_seconds: float = 60.0  # for somebody to take the layers of a hop that was lost
+    hand_over_seconds: float = 10.0  # an answer may wait for the last of what a leaving hop holds to be copied
+
+    def impatient(self) -> Timeouts:
+        """For peers that others can stand in for: one that says nothing is no help."""
+        return replace(
+            self,
+            connect_seconds=min(self.connect_seconds, self.heartbeat_seconds),
+            open_seconds=min(self.open_seconds, 2 * self.heartbeat_seconds),
+        )
 
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """Settings of a ``SwarmClient``. ``cache_dir`` None means the user's cache directory."""
+    """Settings of a ``SwarmClient``. ``cache_dir`` None means the user's cache directory.
+
+    With ``standby`` each hop of a session has, where that is possible, an understudy on another node that runs the same
+    layers with the same numerics: finished blocks of 512 tokens are copied to it, and it goes on when the hop is lost.
+    It books a slot there, but never a node's last free one.
+    """
 
     timeouts: Timeouts = field(default_factory=Timeouts)
     cache_dir: Path | None = None
@@ -39,6 +53,7 @@ class ClientConfig:
     clock: Callable[[], float] = time.time  # what records expire by
     keep_sessions: int = 0  # left open after an answer, for one that goes on from it; each takes a slot of every hop
     keep_seconds: float = 600.0  # that such a session waits
+    standby: bool = False
     purpose: str = "client"  # shown to the operators of the nodes
 
     def __post_init__(self) -> None:

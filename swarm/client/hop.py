@@ -68,6 +68,15 @@ class HopEvents(Protocol):
         """The hop is gone, and what it held. Told once."""
 
 
+class HopWatch(Protocol):
+    """Who is told what concerns the session in every epoch. As above."""
+
+    def on_draining(self, hop: Hop) -> None:
+        """Its node leaves before ``hop.draining_until``."""
+
+    def on_copied(self, hop: Hop, copied: pb.Copied) -> None: ...
+
+
 @dataclass(frozen=True)
 class Rerouted:
     """What a hop answers to a new route: tokens held, and whether its journal feeds the successor."""
@@ -88,6 +97,8 @@ class Hop:
         self.numerics_id = opened.numerics_id
         self.position = opened.position  # tokens held, as of the last heartbeat
         self.queue = 0
+        self.draining_until: float | None = None  # monotonic; None: its node stays
+        self._watch: HopWatch | None = None
         self._stream = stream
         self._pings: dict[int, int] = {}
         self._nonces = itertools.count(1)
@@ -113,7 +124,7 @@ class Hop:
             await stream.close()
             raise
 
-    async def send(self, body: pb.RowRequest | pb.Ping | pb.Close) -> None:
+    async def send(self, body: pb.RowRequest | pb.Ping | pb.CopyState | pb.Close) -> None:
         """Raises PeerFailed when the hop is gone."""
         try:
             await self._stream.send(body)
@@ -132,6 +143,12 @@ class Hop:
             events.on_failure(self, self.failure)
         if self._attending is None:
             self._attending = asyncio.create_task(self._attend(timeouts), name="chain session")
+
+    def watch(self, watch: HopWatch) -> None:
+        """Tells ``watch`` from now on, and what it has missed."""
+        self._watch = watch
+        if self.draining_until is not None:
+            watch.on_draining(self)
 
     async def reroute(self, message: pb.Reroute, seconds: float) -> Rerouted:
         """Puts an attended hop under a new epoch. Raises PeerFailed; the hop is of no more use then."""
@@ -186,7 +203,7 @@ class Hop:
 
     async def close(self, session_id: bytes) -> None:
         """Ends the session in the hop, which frees its slot at once. Never raises for what the peer does."""
-        self._events = None
+        self._events = self._watch = None
         if self._attending is not None:
             self._attending.cancel()
             await asyncio.wait({self._attending})
@@ -217,6 +234,13 @@ class Hop:
                     self._tell(self._events, body)
             case pb.Rerouted():
                 self._take_rerouted(body)
+            case pb.Draining():
+                self.draining_until = time.monotonic() + body.seconds
+                if self._watch is not None:
+                    self._watch.on_draining(self)
+            case pb.Copied():
+                if self._watch is not None:
+                    self._watch.on_copied(self, body)
             case pb.Error():
                 self._take_error(body)
             case pb.StepDone() | pb.Closed():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +14,15 @@ from swarm.client.blame import Avoided
 from swarm.client.case import Case
 from swarm.client.chain import ChainSession, StepAnswer, StepRequest
 from swarm.client.hop import HopPlace, Network, peer_failed
+from swarm.client.keeper import Keeper
 from swarm.client.links import ForkOf
 from swarm.client.recovery import MENDABLE, Recovery
 from swarm.client.suspicion import Suspicion
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import ContextExceeded, SwarmError, UsageError
-from swarm.ids import SessionId
+from swarm.ids import PeerId, SessionId
 from swarm.protocol import pb
 from swarm.replay import Track
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -33,6 +32,7 @@ class _Sent:
     request: StepRequest
     number: int = 0
     answer: StepAnswer | None = None
+    chain: ChainSession | None = None  # that answered
 
 
 class LastingSession:
@@ -49,23 +49,28 @@ class LastingSession:
         avoided: Avoided,
         on_closed: Callable[[LastingSession], None] = lambda _: None,
         track: Track[tuple[int, ...]] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.terms = chain.terms
         self.recoveries: list[RecoveryTrace] = []
         self._chain = chain
         self._recovery = recovery
         self._avoided = avoided
+        self._keeper = keeper
         self._on_closed = on_closed
         self._failure: SwarmError | None = None
         self._case: Case | None = None
         self._suspicion = Suspicion()
         self._served = False  # whether this chain has answered
         self._track: Track[tuple[int, ...]] = track or Track()  # what the chain holds
-        self._sent: dict[int, _Sent] = {}  # in the order they were sent
+        self._sent: dict[int, _Sent] = {}  # in the order they were sent; not booked yet
+        self._untaken: dict[int, _Sent] = {}  # whose answers the caller has not got
         self._last_number = 0
         self._last: StepRequest | None = None  # of those answered
+        self._last_chain: ChainSession | None = None  # whose exit keeps its row
         self._order = asyncio.Lock()  # of sending, and of mending
         self._mending: asyncio.Task[tuple[ChainSession, list[int]]] | None = None
+        self._watch()
 
     async def __aenter__(self) -> LastingSession:
         return self
@@ -80,9 +85,21 @@ class LastingSession:
         if self._mending is not None:
             self._mending.cancel()
             await asyncio.wait({self._mending})
-        await self._chain.close()
+        if self._keeper is not None:
+            await self._keeper.close()
+        await asyncio.gather(self._chain.close(), self._recovery.understudies.close(self.session_id))
         await self._recovery.close()
         self._on_closed(self)
+
+    @property
+    def chain(self) -> ChainSession:
+        """Of the current epoch; another one after every loss."""
+        return self._chain
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that stay whatever becomes of the steps under way."""
+        return min([self._track.end, *(sent.request.start for sent in [*self._sent.values()][:1])])
 
     @property
     def session_id(self) -> SessionId:
@@ -110,16 +127,22 @@ class LastingSession:
             return False
         for sent in self._sent.values():
             self._track.truncate(sent.request.start)
+            self._recovery.understudies.rolled_back(sent.request.start)
         self._sent.clear()
+        self._untaken.clear()
         return True
 
     async def send(self, request: StepRequest) -> int:
         """Sends a step and returns its number for ``answer``. Waits while the transport is full or hops are missing."""
         async with self._order:
-            self._check_start(request)
+            if self._failure is not None:
+                raise self._failure
+            end = self._check_start(request)
+            if request.start < end and request is not self._last:  # what is repeated stays the same
+                self._recovery.understudies.rolled_back(request.start)
             self._last_number += 1
             number = self._last_number
-            sent = self._sent[number] = _Sent(request)
+            sent = self._sent[number] = self._untaken[number] = _Sent(request)
             try:
                 sent.number = await self._chain.send(request)
             except MENDABLE:
@@ -128,11 +151,19 @@ class LastingSession:
 
     async def answer(self, number: int) -> StepAnswer:
         """Waits for the answer to one step; each may be taken once."""
-        sent = self._sent[number]
-        answer = await self._lasting(lambda chain: chain.answer(sent.number))
-        sent.answer = answer
-        self._settle()
-        return answer
+        sent = self._untaken[number]
+        while sent.answer is None:
+            chain = self._chain
+            try:
+                answer = await chain.answer(sent.number)
+            except MENDABLE:
+                await self._mended(chain)
+                continue
+            if sent.answer is None:
+                sent.answer, sent.chain = answer, chain
+                self._settle()
+        del self._untaken[number]
+        return sent.answer
 
     async def step(self, request: StepRequest) -> StepAnswer:
         return await self.answer(await self.send(request))
@@ -141,16 +172,54 @@ class LastingSession:
         """The whole logits row of the last wanted ``position``; the exit keeps it until its next step."""
         if self._last is None:
             raise UsageError("the session has answered no step yet; send one that asks for a row")
-        chain = self._chain
         while True:
-            if chain is not self._chain:  # the exit may be another one, or keep it no more: it is computed again
-                chain = self._chain
-                await self.step(self._last)
+            chain = self._chain
+            if self._last_chain is not chain:
+                await self.step(self._last)  # the exit may be another one, or keep it no more: it is computed again
                 continue
             try:
                 return await chain.fetch_row(position)
             except MENDABLE:
                 await self._mended(chain)
+
+    async def replace(self, index: int, reason: str) -> bool:
+        """Puts another hop in the place of one that is well, and gives that one up without blame; what others lack is
+        replayed. Returns whether that was done: not without somebody to take over, nor when the chain breaks meanwhile,
+        which the next call mends. Raises what a recovery raises; ``reason`` is told in its trace."""
+        place = self._chain.places[index]
+        chain = self._chain
+        if not await self._recovery.can_replace(chain, index):
+            return False
+        async with self._order:
+            if chain is not self._chain or chain.failure is not None:
+                return False
+            await self._swap(place, f"is replaced ({reason})", self._case or Case(self.held_tokens, voluntary=True))
+            return True
+
+    async def hand_over(self, peer: PeerId, seconds: float) -> bool:
+        """Puts the understudies of a hop, whose node leaves within ``seconds``, in its place once they hold all that
+        the session holds. Nothing is sent meanwhile; so what takes too long to be copied, or can't be, is replayed.
+        Returns whether the hop is out of the chain."""
+        understudies = self._recovery.understudies
+        async with self._order:
+            began, chain = time.monotonic(), self._chain
+            place = next((place for place in chain.places if place.peer_id == peer), None)
+            if place is None:
+                return True
+            if not await chain.quiet(seconds) or chain.failure is not None:
+                return False
+            await self._collect(chain)
+            held = self.held_tokens
+            if held:
+                await understudies.ask(chain, peer, held)
+                await understudies.settled(peer, chain, min(seconds, chain.timeouts.hand_over_seconds))
+            waiting = understudies.of(peer)
+            if not waiting or chain.failure is not None:
+                return False
+            for one in waiting:
+                one.settled_in_a_pause()
+            await self._swap(place, "leaves the swarm", self._case or Case(held, began=began, voluntary=True))
+            return True
 
     async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
         """Another session of the same hops that holds the same, and what that is. Raises UsageError while steps are
@@ -170,8 +239,9 @@ class LastingSession:
 
     # --- inside
 
-    def _check_start(self, request: StepRequest) -> None:
-        """A gap, and what is beyond the context, would be refused by the first hop, and look like its failure."""
+    def _check_start(self, request: StepRequest) -> int:
+        """Where the session ends before it. A gap, and what is beyond the context, would be refused by the first hop,
+        and look like its failure."""
         last = next(reversed(self._sent.values()), None)
         end = self._track.end if last is None else last.request.start + len(last.request.tokens)
         if request.start > end:
@@ -182,14 +252,23 @@ class LastingSession:
                 f"a step ends at {beyond}, the session was opened for {self.terms.context_tokens} tokens; "
                 "open one with a longer context"
             )
+        return end
 
-    async def _lasting(self, call: Callable[[ChainSession], Awaitable[T]]) -> T:
-        while True:
-            chain = self._chain
-            try:
-                return await call(chain)
-            except MENDABLE:
-                await self._mended(chain)
+    async def _collect(self, chain: ChainSession) -> None:
+        """The answers that are there, although nobody has asked for them yet: their steps need not be sent again."""
+        for sent in list(self._sent.values()):
+            if sent.answer is None:
+                sent.answer, sent.chain = await chain.answer(sent.number), chain
+        self._settle()
+
+    async def _swap(self, place: HopPlace, why: str, case: Case) -> None:
+        """With the lock held."""
+        self._case = case
+        case.leaving.add(place.peer_id)
+        error = peer_failed(place, why)
+        case.tell(error)
+        self._chain.retire(error)
+        await self._mend()
 
     async def _mended(self, chain: ChainSession) -> None:
         async with self._order:
@@ -201,7 +280,7 @@ class LastingSession:
         if self._failure is not None:
             raise self._failure
         pending = list(self._sent.values())
-        held = min([self._track.end, *(sent.request.start for sent in pending[:1])])
+        held = self.held_tokens
         self._track.truncate(held)
         if self._case is None:
             self._case = Case(held, self._chain.silent_seconds, suspicion=self._suspicion)
@@ -223,6 +302,7 @@ class LastingSession:
         finally:
             self._mending = None
         self._served = False
+        self._watch()
         for sent, number in zip(pending, numbers, strict=True):
             sent.number = number
 
@@ -231,6 +311,7 @@ class LastingSession:
         while self._sent and (first := next(iter(self._sent.values()))).answer is not None:
             del self._sent[next(iter(self._sent))]
             request = self._last = first.request
+            self._last_chain = first.chain
             tokens = tuple(request.tokens)
             self._track.append(request.start, len(tokens), chunk=request.kind == pb.PREFILL, content=tokens)
         self._suspicion.passed(self._track.end)
@@ -239,7 +320,13 @@ class LastingSession:
             self._case = None
         if not self._served:
             self._served = True
+            if self._keeper is not None:
+                self._keeper.answered()
             self._avoided.forgive_chain([place.peer_id for place in self._chain.places])
+
+    def _watch(self) -> None:
+        if self._keeper is not None:
+            self._keeper.watch(self)
 
 
 def _is_cancelled() -> bool:

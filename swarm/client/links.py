@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swarm.client.config import Timeouts
@@ -96,15 +96,30 @@ async def open_hops(
     fork_of: ForkOf | None = None,
 ) -> list[Hop]:
     """All at once. When one refuses, the others are freed again."""
-    hops: list[Hop] = []
     neighbours = Neighbours(network.peer_id, places)
 
-    async def open_one(place: HopPlace) -> None:
-        opening = neighbours.opening(place.index, terms, session_id)
+    def opening(place: HopPlace) -> pb.Open:
+        message = neighbours.opening(place.index, terms, session_id)
         if fork_of is not None:
-            opening.fork_of, opening.fork_tokens = fork_of.session_id, fork_of.tokens
-            opening.successor_position = fork_of.tokens
-        hops.append(await Hop.open(network, place, opening, timeouts))
+            message.fork_of, message.fork_tokens = fork_of.session_id, fork_of.tokens
+            message.successor_position = fork_of.tokens
+        return message
+
+    return await open_at_once(network, places, opening, session_id, timeouts)
+
+
+async def open_at_once(
+    network: Network,
+    places: Sequence[HopPlace],
+    opening: Callable[[HopPlace], pb.Open],
+    session_id: SessionId,
+    timeouts: Timeouts,
+) -> list[Hop]:
+    """In the order of ``places``; none is left open when one refuses."""
+    hops: list[Hop] = []
+
+    async def open_one(place: HopPlace) -> None:
+        hops.append(await Hop.open(network, place, opening(place), timeouts))
 
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -21,7 +21,8 @@ from swarm.client.chain import ChainSession, StepRequest, Trouble
 from swarm.client.config import ClientConfig
 from swarm.client.hop import Hop, Network
 from swarm.client.links import Neighbours, attach
-from swarm.client.seats import Seat, filled, without_broken_links
+from swarm.client.seats import Seat, filled, stand_ins, with_understudies, without_broken_links
+from swarm.client.understudy import Understudies
 from swarm.errors import ContextExceeded, NetworkError, NoRoute, PeerFailed, SessionLost, SessionPoisoned, SwarmError
 from swarm.ids import PeerId
 from swarm.protocol import pb
@@ -62,13 +63,8 @@ class Recovery:
         self._swarm = swarm
         self._avoided = avoided
         self._status = on_status
-        timeouts = config.timeouts
-        # a peer that says nothing is no replacement: another may be there
-        self._timeouts = replace(
-            timeouts,
-            connect_seconds=min(timeouts.connect_seconds, timeouts.heartbeat_seconds),
-            open_seconds=min(timeouts.open_seconds, 2 * timeouts.heartbeat_seconds),
-        )
+        self.understudies = Understudies(swarm.network, config.timeouts.impatient())
+        self._timeouts = config.timeouts.impatient()
         self._closing: set[asyncio.Task[None]] = set()
         self._refused: dict[PeerId, float] = {}  # until when peers that did not come are not asked again
 
@@ -95,6 +91,21 @@ class Recovery:
             self._later(chain.close())
             raise
 
+    async def can_replace(self, chain: ChainSession, index: int) -> bool:
+        """Whether others that behave can serve the layers of one hop while all others stay."""
+        seats = [Seat(hop.place, hop.numerics_id, hop) for hop in chain.hops]
+        request = replace(
+            self._swarm.request,
+            context_tokens=chain.terms.context_tokens,
+            banned=self._avoided.now() | self.understudies.peers(),
+            banned_edges=self._avoided.edges(),
+        )
+        try:
+            stand_ins(seats, index, await self._look(), request)
+        except (NoRoute, ContextExceeded):
+            return False
+        return True
+
     async def close(self) -> None:
         await asyncio.gather(*self._closing)
 
@@ -112,11 +123,14 @@ class Recovery:
         for index, seat in enumerate(seats):
             peer = seat.place.peer_id
             is_lost = any(_is_lost(trouble) and trouble.place.peer_id == peer for trouble in chain.troubles)
-            if is_lost or case.troubles[peer, None] >= PATIENCE:
+            if is_lost or case.troubles[peer, None] >= PATIENCE or peer in case.leaving:
                 self._empty(seats, index, chain, case)
+        case.replaced |= case.leaving
+        case.leaving.clear()
 
     def _note(self, trouble: Trouble, case: Case) -> None:
         case.tell(trouble.error)
+        case.voluntary = False
         logger.info("%s", trouble.error)
         if not isinstance(trouble.error, MENDABLE):
             raise trouble.error
@@ -133,6 +147,8 @@ class Recovery:
             raise error
         if is_to_blame(error):
             self._avoided.add(peer)
+        if error.code == pb.NODE_DRAINING:
+            case.replaced.add(peer)  # its record may say it later
         if error.code != pb.ENGINE_LOST:
             return
         case.engine_losers.add(peer)
@@ -196,6 +212,7 @@ class Recovery:
                     await self._wait(error, case)
             records, fresh = await self._look(), True
         staying = {seat.hop for seat in planned}
+        self.understudies.taken(staying)
         for index, seat in enumerate(seats):
             if seat.hop is not None and seat.hop not in staying:
                 self._empty(seats, index, chain, case)
@@ -207,12 +224,15 @@ class Recovery:
         now = time.monotonic()
         refused = frozenset(peer for peer, until in self._refused.items() if until > now) | case.verdicts.keys()
         request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
-        banned, edges = refused | self._avoided.now() | case.engine_losers, self._avoided.edges()
+        others_first = self._avoided.now() | case.engine_losers | case.replaced | self.understudies.peers()
+        banned, edges = refused | others_first, self._avoided.edges()
+        waiting = self.understudies.ready()
         try:
             around = replace(request, banned=banned, banned_edges=edges)
-            return filled(without_broken_links(seats, edges), records, around)
+            unbroken = without_broken_links(seats, edges)
+            return filled(with_understudies(unbroken, waiting), records, around)
         except (NoRoute, ContextExceeded):
-            return filled(seats, records, replace(request, banned=refused))
+            return filled(with_understudies(seats, waiting), records, replace(request, banned=refused))
 
     async def _look(self) -> Records:
         try:
@@ -235,7 +255,7 @@ class Recovery:
     async def _rerouted(self, seats: list[Seat], chain: ChainSession, held: int, epoch: int, case: Case) -> int | None:
         """Tells every hop its place, from the exit to the entry. None when one was lost over it."""
         neighbours = Neighbours(self._swarm.network.peer_id, [seat.place for seat in seats])
-        needed = held
+        lowest = needed = held
         for index in reversed(range(len(seats))):
             place, hop = seats[index].place, seats[index].hop
             try:
@@ -248,13 +268,19 @@ class Recovery:
                     needed = 0
                 else:
                     hop.place = place
-                    route = neighbours.reroute(index, chain.session_id, epoch, needed, held)
+                    understudy = seats[index].understudy
+                    keep = held if understudy is None else understudy.trusted(held)
+                    route = neighbours.reroute(index, chain.session_id, epoch, needed, keep)
                     route.suspect = case.suspicion.told_to(place.peer_id)
                     rerouted = await hop.reroute(route, self._timeouts.open_seconds)
                     needed = rerouted.position if rerouted.pushes else min(needed, rerouted.position)
+                    if understudy is not None:
+                        case.took_over(rerouted.position)
             except SwarmError as error:
                 self._lose(seats, index, error, chain, case)
                 return None
+            lowest = min(lowest, needed)
+        case.replayed_tokens = held - lowest
         return needed
 
     def _lose(self, seats: list[Seat], index: int, error: SwarmError, chain: ChainSession, case: Case) -> None:

@@ -9,6 +9,7 @@ from itertools import groupby
 from dht.record import SpanRecord
 from swarm.client.hop import Hop, HopPlace
 from swarm.client.opening import place_of
+from swarm.client.understudy import Understudy
 from swarm.errors import ContextExceeded, NoRoute
 from swarm.ids import PeerId
 from swarm.routing import CLIENT, Edge, Gap, RouteRequest, route
@@ -17,18 +18,19 @@ from swarm.routing import CLIENT, Edge, Gap, RouteRequest, route
 @dataclass(frozen=True)
 class Seat:
     """Layers of the chain. ``hop`` None: it is empty and ``place`` says who was there, or, after planning, who comes.
-    ``numerics_id`` is that of the results so far."""
+    ``numerics_id`` is that of the results so far, ``understudy`` what ``hop`` has been so far."""
 
     place: HopPlace
     numerics_id: str
     hop: Hop | None = None
+    understudy: Understudy | None = None
 
     @property
     def layers(self) -> tuple[int, int]:
         return self.place.layers
 
     def emptied(self) -> Seat:
-        return replace(self, hop=None)
+        return replace(self, hop=None, understudy=None)
 
 
 def filled(seats: Sequence[Seat], records: Sequence[SpanRecord], request: RouteRequest) -> list[Seat]:
@@ -43,6 +45,27 @@ def filled(seats: Sequence[Seat], records: Sequence[SpanRecord], request: RouteR
             return _filled([seat.emptied() for seat in seats], _with_own_slots(seats, records, request), request)
         except (NoRoute, ContextExceeded):
             raise error from None
+
+
+def stand_ins(
+    seats: Sequence[Seat], index: int, records: Sequence[SpanRecord], request: RouteRequest
+) -> list[HopPlace]:
+    """Who could take the layers of one hop while all others stay. Raises NoRoute and ContextExceeded."""
+    without = [seat.emptied() if at == index else seat for at, seat in enumerate(seats)]
+    others = [record for record in records if record.peer_id != seats[index].place.peer_id]
+    return [seat.place for seat in _filled(without, others, request) if seat.hop is None]
+
+
+def with_understudies(seats: Sequence[Seat], understudies: Sequence[Understudy]) -> list[Seat]:
+    """In every empty seat those that wait for it, when they cover it."""
+    chain: list[Seat] = []
+    for seat in seats:
+        waiting = [one for one in understudies if one.primary == seat.place.peer_id] if seat.hop is None else []
+        edges = [one.hop.place.layers for one in waiting]
+        ends = [seat.layers[0], *(last for _, last in edges)]
+        fit = waiting and ends[-1] == seat.layers[1] and [first for first, _ in edges] == ends[:-1]
+        chain += [Seat(one.hop.place, one.hop.numerics_id, one.hop, one) for one in waiting] if fit else [seat]
+    return chain
 
 
 def without_broken_links(seats: Sequence[Seat], edges: frozenset[Edge]) -> list[Seat]:

@@ -70,7 +70,7 @@ class StepTrace:
 
 @dataclass(frozen=True)
 class RecoveryTrace:
-    """One pause in an answer: who was lost, who came, and where the time went.
+    """One pause in an answer: who was lost or replaced, who came, and where the time went.
 
     ``silent_seconds`` passed between the last byte of the first hop lost and its loss being noticed; a hop that says
     nothing may have died at any time since. ``planning_seconds`` until all hops were under a new route,
@@ -85,15 +85,22 @@ class RecoveryTrace:
     planning_seconds: float
     replay_seconds: float
     attempts: int
+    voluntary: bool = False  # a hop that was well was replaced
+    copied_tokens: int | None = None  # that understudies held when they took over: the least of any; None: nobody did
+    replayed_tokens: int = 0  # that some hop computed again, or was given from a journal
 
     def __str__(self) -> str:
         """One line for the operator."""
         came = ", ".join(f"{first}:{last} by {peer}" for peer, (first, last) in self.came)
         pause = self.planning_seconds + self.replay_seconds
+        silent = "" if self.voluntary else f", last byte of the lost {self.silent_seconds:.2f} s before"
+        what = "handed over" if self.voluntary else "recovered"
+        copied = "" if self.copied_tokens is None else f"{self.copied_tokens} tokens copied before, "
         return (
-            f"recovered at position {self.position} in {pause:.2f} s (new route {self.planning_seconds:.2f} s, replay "
-            f"{self.replay_seconds:.2f} s, attempts {self.attempts}, last byte of the lost {self.silent_seconds:.2f} s "
-            f"before): {', '.join(self.story)}; taken over: {came or 'nothing, the same hops went on'}"
+            f"{what} at position {self.position} in {pause:.2f} s (new route {self.planning_seconds:.2f} s, replay "
+            f"{self.replay_seconds:.2f} s, attempts {self.attempts}{silent}): "
+            f"{', '.join(self.story)}; taken over: {came or 'nothing, the same hops went on'}; "
+            f"{copied}{self.replayed_tokens} replayed"
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from dht.record import NodeState
 from shim.errors import EngineError
 from swarm.ids import PeerId, SessionId
+from swarm.node.copies import Copies
 from swarm.node.fork import fork
 from swarm.node.gate import first_frame, unexpected
 from swarm.node.live import LiveSession
@@ -68,12 +69,13 @@ class ControlHandler:
             raise WireError(pb.SESSION_POISONED, "the session's steps have ended engines here")
         self._replace_older(peer, session_id, opening.epoch)
         suspect = opening.suspect or strikes.suspects(session_id)
-        return self._shared.open(session_id, peer, _terms(opening, suspect=suspect), _route(opening))
+        primary = PeerId(opening.understudy_of.peer_id) if opening.HasField("understudy_of") else None
+        return self._shared.open(session_id, peer, _terms(opening, suspect=suspect), _route(opening), primary)
 
     def _check_state(self) -> None:
         state = self._shared.state
         if state == NodeState.DRAINING:
-            raise WireError(pb.NODE_DRAINING, "the node takes no new sessions")
+            raise self._shared.leaves()
         if state != NodeState.ONLINE or not self._shared.host.ready:
             raise WireError(pb.NOT_READY, "the engine is being loaded", retry_after_seconds=2.0)
 
@@ -111,6 +113,7 @@ class Conversation:
         self._live = live
         self._stream = stream
         self._group = asyncio.TaskGroup()
+        self._copies = Copies(shared, live, stream, self._group)
         self._passing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -118,6 +121,7 @@ class Conversation:
             async with self._group:
                 self._group.create_task(self._watch_client())
                 self._group.create_task(self._watch_end())
+                self._group.create_task(self._watch_draining())
                 self._start_passing()
                 await self._read()
                 raise _Over(None)
@@ -140,6 +144,11 @@ class Conversation:
     async def _watch_end(self) -> None:
         raise _Over(await asyncio.shield(self._live.ended))
 
+    async def _watch_draining(self) -> None:
+        await self._shared.draining.wait()
+        seconds = self._shared.draining_seconds
+        await self._stream.send(pb.Draining(session_id=self._live.session.id, seconds=seconds))
+
     # --- what the client says
 
     async def _read(self) -> None:
@@ -159,6 +168,8 @@ class Conversation:
                     await self._row(received)
                 case pb.Reroute():
                     await self._reroute(received)
+                case pb.CopyState():
+                    await self._copies.order(received)
                 case pb.Close():
                     await self._stream.send(pb.Closed())
                     return
@@ -197,6 +208,7 @@ class Conversation:
             await self._refuse(refusal)
             return
         self._shared.detach(self._live)
+        self._shared.unfeed(self._live, WireError(pb.NOT_ALLOWED, "the understudy has taken its place in the chain"))
         if not self._live.is_exit:  # its client stays the same
             await self._stop_passing()
         await self._live.settle(reroute.keep_tokens)

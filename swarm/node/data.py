@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from swarm.ids import PeerId, SessionId
+from swarm.node.beat import beating
 from swarm.node.gate import first_frame, unexpected
 from swarm.node.live import LiveSession
-from swarm.node.shared import Shared, clock_us
-from swarm.protocol import FrameStream, Received, ReceivedStep, StreamClosed, WireError, pb
+from swarm.node.shared import Shared
+from swarm.protocol import FrameStream, Received, ReceivedStep, WireError, pb
 
 BYTES_PER_VALUE = 4
 
@@ -23,9 +22,12 @@ class DataHandler:
         self._shared = shared
 
     async def __call__(self, peer: PeerId, stream: FrameStream) -> None:
-        received: Received | None = await first_frame(stream, self._shared.timeouts.first_frame_seconds)
+        received = await first_frame(stream, self._shared.timeouts.first_frame_seconds)
+        async with beating(stream, self._shared.timeouts.beat_seconds):
+            await self._serve(peer, stream, received)
+
+    async def _serve(self, peer: PeerId, stream: FrameStream, received: Received | None) -> None:
         live: LiveSession | None = None
-        beating = asyncio.create_task(self._beat(stream))
         try:
             while received is not None:
                 if isinstance(received, pb.Attach):
@@ -37,18 +39,8 @@ class DataHandler:
                     raise unexpected(received.step if isinstance(received, ReceivedStep) else received)
                 received = await stream.receive()
         finally:
-            beating.cancel()
             if live is not None and live.data is stream:
                 live.data = None
-            await asyncio.wait({beating})
-
-    async def _beat(self, stream: FrameStream) -> None:
-        try:
-            while True:
-                await asyncio.sleep(self._shared.timeouts.beat_seconds)
-                await stream.send(pb.Pong(clock_us=clock_us()))
-        except StreamClosed:
-            return  # the one who reads notices
 
     async def _attach(self, peer: PeerId, stream: FrameStream, attach: pb.Attach) -> LiveSession:
         live = self._shared.lives.get(SessionId(attach.session_id))
@@ -60,6 +52,8 @@ class DataHandler:
             raise WireError(pb.NOT_ALLOWED, "the session's client named another predecessor")
         if attach.epoch != session.epoch:
             raise WireError(pb.STALE_EPOCH, f"the session is in epoch {session.epoch} here")
+        if live.understudy is not None:
+            raise WireError(pb.NOT_ALLOWED, "an understudy computes nothing until its client has rerouted it")
         self._shared.attach(live, stream)
         stream.max_step_bytes = session.terms.chunk_tokens * self._shared.manifest.n_embd * BYTES_PER_VALUE
         await stream.send(pb.Attached(epoch=session.epoch, position=session.position))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from shim.errors import EngineDied, EngineError
 from shim.process import EngineProcess
-from shim.types import EngineConfig, EngineInfo, Floats, StepBatch, StepResult, SummarySpec
+from shim.types import Bytes, EngineConfig, EngineInfo, Floats, KvRowBytes, StepBatch, StepResult, SummarySpec
 from swarm.ids import SessionId
 from swarm.node.config import Limits, Timeouts
 from swarm.node.strikes import Strikes
@@ -38,6 +38,7 @@ class EngineHost:
         self._blamed: tuple[SessionId, ...] = ()
         self._answered = 0
         self._slowest_seconds = 0.0
+        self._row_bytes: dict[int, KvRowBytes] = {}
         self.strikes = Strikes(limits.poison_strikes, limits.remembered_sessions)
         self.restarts = 0
         self.on_lost: Callable[[EngineDied], None] = lambda _died: None
@@ -134,6 +135,24 @@ class EngineHost:
     async def position(self, slot: int) -> int:
         with self._call() as engine:
             return await engine.position(slot)
+
+    async def kv_row_bytes(self, layer: int) -> KvRowBytes:
+        """Raises BadStep for a layer outside the span."""
+        if layer not in self._row_bytes:  # the engine is started again as it was
+            with self._call() as engine:
+                self._row_bytes[layer] = await engine.kv_row_bytes(layer)
+        return self._row_bytes[layer]
+
+    async def kv_read(self, slot: int, layer: int, first: int, count: int) -> Bytes:
+        """As ``EngineProcess.kv_read``. The call is handed over before this first waits."""
+        with self._call() as engine:
+            return await engine.kv_read(slot, layer, first, count)
+
+    async def kv_write(self, session: SessionId, slot: int, layer: int, first: int, rows: bytes) -> None:
+        """As ``EngineProcess.kv_write``. ``session`` is the one to blame when the engine dies of it. The call is handed
+        over before this first waits."""
+        with self._call((session,)) as engine:
+            await engine.kv_write(slot, layer, first, rows)
 
     async def kv_copy(self, source: int, target: int, layer: int, first: int, count: int) -> None:
         with self._call() as engine:

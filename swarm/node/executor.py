@@ -26,7 +26,7 @@ class Executor:
     async def __call__(self, call: tuple[Work[Job], ...]) -> None:
         jobs = [work.job for work in call]
         for job in jobs:
-            job.live.begin()
+            job.live.begin(job)
         await self._compute(jobs)
 
     async def _compute(self, jobs: Sequence[Job]) -> None:

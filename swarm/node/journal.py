@@ -140,6 +140,11 @@ class Journal:
         """The earliest start it can push from."""
         return self._track.first
 
+    @property
+    def end(self) -> int:
+        """The position it leads to."""
+        return self._track.end
+
     def record(self, start: int, rows: Activations, *, chunk: bool) -> None:
         """Takes a copy. What it knows at or above ``start`` is replaced."""
         if self.closed:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from swarm.node.batch import Rows, want_flags, wanted
 from swarm.node.journal import Journal
 from swarm.node.scheduler import Group, Runner, Work
 from swarm.node.sessions import Session
+from swarm.node.understudy import Understudy
 from swarm.protocol import Activations, FrameStream, ReceivedStep, WireError, pb
 from swarm.protocol.limits import MAX_DRAFTS
 
@@ -50,6 +53,16 @@ class Job:
     rows: Rows
 
 
+class Watcher(Protocol):
+    """Told at once, from within the session."""
+
+    def changed(self) -> None:
+        """More positions may stand, or the session has ended."""
+
+    def rewritten(self, start: int) -> None:
+        """What the session holds from ``start`` on is being replaced, or gone."""
+
+
 class LiveSession:
     """Owned by the handler of the session's control stream. Nothing here awaits except ``take``, ``settle`` and
     ``ended``; cancelling them changes nothing."""
@@ -63,8 +76,10 @@ class LiveSession:
         steps_in_flight: int,
         counters: Counter[str],
         journal: Journal | None = None,
+        understudy: Understudy | None = None,
     ) -> None:
         self.session = session
+        self.understudy = understudy  # None for a hop that computes
         self.journal = journal  # of what the successor was given
         self.outbox: asyncio.Queue[Finished] = asyncio.Queue()
         self.ended: asyncio.Future[WireError | None] = asyncio.get_running_loop().create_future()
@@ -75,7 +90,8 @@ class LiveSession:
         self._most_in_flight = steps_in_flight
         self._counters = counters
         self._in_flight = 0  # accepted and not passed on
-        self._computing = 0
+        self._computing: list[int] = []  # first positions of the jobs in the engine
+        self._watchers: list[Watcher] = []
         self._changed = asyncio.Event()
 
     @property
@@ -90,12 +106,25 @@ class LiveSession:
     def in_flight(self) -> int:
         return self._in_flight
 
+    @property
+    def standing(self) -> int:
+        """Positions below it are computed, and not being computed again."""
+        return min((self.session.position, *self._computing))
+
     def close(self, reason: WireError | None) -> None:
         self._runner.drop(self.session.id)
         if self.journal is not None:
             self.journal.close()
         self.ended.set_result(reason)
-        self._changed.set()
+        self._tell_changed()
+
+    @contextmanager
+    def watched_by(self, watcher: Watcher) -> Iterator[None]:
+        self._watchers.append(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.remove(watcher)
 
     async def take(self, received: ReceivedStep) -> None:
         """Queues one step from the predecessor; waits while too many are in flight. A late step has no effect."""
@@ -135,19 +164,21 @@ class LiveSession:
             )
         )
 
-    def begin(self) -> None:
-        """The job was handed to the engine."""
-        self._computing += 1
+    def begin(self, job: Job) -> None:
+        """The job is handed to the engine now."""
+        self._computing.append(job.rows.start)
+        self._tell_rewritten(job.rows.start)
 
     def finish(self, job: Job, outcome: Computed | WireError) -> None:
         """The engine's verdict. Dropped when the session ended meanwhile."""
-        self._computing -= 1
-        self._changed.set()
+        self._computing.remove(job.rows.start)
         if self.closed:
+            self._changed.set()
             return
         session = self.session
         if isinstance(outcome, WireError):
             session.lost(outcome.position)
+            self._tell_rewritten(outcome.position)
             if self.journal is not None:
                 self.journal.truncate(outcome.position)
         else:
@@ -159,6 +190,7 @@ class LiveSession:
             if session.last_step == job.received.step.step and wanted(job.rows):
                 session.last_row = session.position - 1
         self.outbox.put_nowait(Finished(job.received, outcome))
+        self._tell_changed()
 
     def passed_on(self) -> None:
         """A step left the outbox."""
@@ -167,12 +199,17 @@ class LiveSession:
 
     async def settle(self, keep_tokens: int) -> None:
         """Forgets the steps that wait, returns when the engine computes none of this session, and leaves it with
-        ``keep_tokens`` at most."""
+        ``keep_tokens`` at most. An understudy is an ordinary hop then."""
         self._in_flight -= len(self._runner.drop(self.session.id))
         self._changed.set()
         while self._computing and not self.closed:
             await self._change()
+        if self.understudy is not None:
+            async with self.understudy.turn():
+                self.understudy.over = True
+                self.understudy = None
         self.session.rewind(keep_tokens)
+        self._tell_rewritten(self.session.position)
         if self.journal is not None:
             self.journal.truncate(self.session.position)
 
@@ -180,6 +217,23 @@ class LiveSession:
         """Whether the journal can feed a successor from ``first`` to what the session holds."""
         position = self.session.position
         return first >= position if self.journal is None else self.journal.covers(first, position)
+
+    def _tell_changed(self) -> None:
+        self._changed.set()
+        for watcher in self._watchers:
+            watcher.changed()
+
+    def _tell_rewritten(self, start: int) -> None:
+        for watcher in self._watchers:
+            watcher.rewritten(start)
+
+    @property
+    def journal_first(self) -> int:
+        """The earliest start that the journal can push from; what the session holds when it can't push."""
+        position = self.session.position
+        if self.journal is None or not self.journal.covers(self.journal.first, position):
+            return position
+        return min(position, self.journal.first)
 
     async def _change(self) -> None:
         self._changed.clear()

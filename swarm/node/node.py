@@ -154,14 +154,17 @@ class SwarmNode:
     async def drain(self) -> None:
         """Takes no new sessions, and returns when the running ones have ended or the time for it is over."""
         seconds = self.config.timeouts.drain_seconds
-        self._set_state(NodeState.DRAINING)
-        if self.shared.lives:
-            self._reporter.line(f"draining: waiting up to {seconds:g} s for {len(self.shared.lives)} running sessions")
+        self.shared.drain(seconds)
+        lives = self.shared.lives
+        if lives:
+            self._reporter.line(f"draining: waiting up to {seconds:g} s for {len(lives)} running sessions")
         try:
             async with asyncio.timeout(seconds):
-                await self.service.idle()
+                while lives:
+                    await self.shared.session_ended()
+                    self._reporter.line(f"draining: {len(lives)} running sessions are left")
         except TimeoutError:
-            logger.warning("%d sessions still run and are ended", len(self.shared.lives))
+            logger.warning("%d sessions still run and are ended", len(lives))
 
     async def _end(self) -> None:
         assert self._main is not None
@@ -264,6 +267,7 @@ class SwarmNode:
             )
             self._service = Service(shared, config.model.path.parent)
             shared.on_change = self._tell
+            shared.say = self._reporter.line
             try:
                 await self._open_doors(shared, plan)
                 await self._until_stopped(shared, tasks)

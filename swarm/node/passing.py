@@ -6,10 +6,10 @@ import asyncio
 from typing import Protocol
 
 from swarm.node.config import Timeouts
-from swarm.node.link import LinkBroken, SuccessorLink
+from swarm.node.link import Greeting, Link, LinkBroken
 from swarm.node.live import Computed, Finished, LiveSession
 from swarm.node.shared import Dialer
-from swarm.protocol import FrameStream, WireError, clean_text, error_frame, pb
+from swarm.protocol import DATA_STREAM, FrameStream, WireError, clean_text, error_frame, pb
 from swarm.protocol.limits import first_step
 from swarm.replay import Held
 
@@ -65,7 +65,8 @@ class PushPasser:
         self._live = live
         self._control = control
         self._epoch = live.session.epoch
-        self._link = SuccessorLink(dialer, live.session, successor, timeouts)
+        attach = pb.Attach(session_id=live.session.id, epoch=self._epoch)
+        self._link = Link(dialer, successor, Greeting(DATA_STREAM, attach, pb.Attached, "the successor"), timeouts)
         self._broken = False
         self._held = Held(live.session.route.successor_position)
 
@@ -102,7 +103,7 @@ class PushPasser:
                     encoding=session.terms.encoding,
                     replay=True,
                 )
-                await self._link.send(step, push.rows)
+                await self._link.send_step(step, push.rows)
                 number += 1
         except LinkBroken as broken:
             await self._report(broken)
@@ -123,7 +124,7 @@ class PushPasser:
                 return
             message.start, message.n_tokens, hidden = step.start + first, step.n_tokens - first, hidden[first:]
         try:
-            await self._link.send(message, hidden, timing)
+            await self._link.send_step(message, hidden, timing)
         except LinkBroken as broken:
             await self._report(broken)
             return
@@ -155,7 +156,7 @@ class PushPasser:
             pb.LinkFailed(
                 session_id=self._live.session.id,
                 epoch=self._epoch,
-                successor=self._link.successor.peer_id,
+                successor=self._link.neighbour.peer_id,
                 cause=clean_text(str(broken)),
             )
         )

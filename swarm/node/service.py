@@ -14,7 +14,8 @@ from swarm.node.data import DataHandler
 from swarm.node.gate import Gate, Handler
 from swarm.node.info import InfoHandler
 from swarm.node.shared import Shared, engine_lost
-from swarm.protocol import CONTROL_STREAM, DATA_STREAM, INFO_STREAM, WireError, pb
+from swarm.node.state import StateHandler
+from swarm.protocol import CONTROL_STREAM, DATA_STREAM, INFO_STREAM, STATE_STREAM, WireError, pb
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Service:
             INFO_STREAM: InfoHandler(shared, folder),
             CONTROL_STREAM: ControlHandler(shared),
             DATA_STREAM: DataHandler(shared),
+            STATE_STREAM: StateHandler(shared),
         }
 
     @property
@@ -54,11 +56,6 @@ class Service:
             logger.warning("%d sessions are lost with the engine; their clients are told", lost)
         for live in tuple(self.shared.lives.values()):
             self.shared.end(live, engine_lost(str(died), blamed=self.shared.host.blames(live.session.id)))
-
-    async def idle(self) -> None:
-        """Returns when no session is open."""
-        while self.shared.lives:
-            await self.shared.session_ended()
 
     async def close(self) -> None:
         """Ends the sessions that are left and waits until no handler runs."""

@@ -96,6 +96,10 @@ class Session:
     def computed(self, position: int) -> None:
         self.position = position
 
+    def holds(self, position: int) -> None:
+        """The engine was given the tokens below ``position``, and computed none of them."""
+        self.position = self.planned = position
+
     def lost(self, position: int) -> None:
         """A step failed and the engine holds ``position`` tokens."""
         self.position = self.planned = position

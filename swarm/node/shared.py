@@ -20,6 +20,7 @@ from swarm.node.journal import JournalStore
 from swarm.node.live import Job, LiveSession
 from swarm.node.scheduler import Runner
 from swarm.node.sessions import Route, SessionTable, Terms
+from swarm.node.understudy import Understudy
 from swarm.protocol import FrameStream, WireError, pb
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,10 @@ class Shared:
     counters: Counter[str] = field(default_factory=Counter)
     lives: dict[SessionId, LiveSession] = field(default_factory=dict)
     on_change: Callable[[], None] = lambda: None  # what is announced differs now
+    say: Callable[[str], None] = lambda _line: None  # to the operator
+    copies: int = 0  # sessions' states under way to understudies
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    _leaves_at: float = 0.0
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -73,8 +78,29 @@ class Shared:
         """Steps and calls waiting for the engine."""
         return self.runner.waiting + self.runner.in_flight
 
-    def open(self, session_id: SessionId, owner: PeerId, terms: Terms, route: Route) -> LiveSession:
-        """Books the session. Raises WireError. The caller ends it with ``end``."""
+    def drain(self, seconds: float) -> None:
+        """Takes nothing new. Every client hears of it, those of understudies as the last word."""
+        self._leaves_at = time.monotonic() + seconds
+        self.state = NodeState.DRAINING
+        self.draining.set()
+        for live in tuple(self.lives.values()):
+            if live.understudy is not None:
+                self.end(live, self.leaves())
+        self.on_change()
+
+    @property
+    def draining_seconds(self) -> float:
+        """What is left of the time to leave."""
+        return max(0.0, self._leaves_at - time.monotonic())
+
+    def leaves(self) -> WireError:
+        return WireError(pb.NODE_DRAINING, "the node takes nothing new")
+
+    def open(
+        self, session_id: SessionId, owner: PeerId, terms: Terms, route: Route, primary: PeerId | None = None
+    ) -> LiveSession:
+        """Books the session, an understudy of ``primary`` if one is given. Raises WireError. The caller ends it with
+        ``end``."""
         session = self.table.open(session_id, owner, terms, route)
         live = LiveSession(
             session=session,
@@ -84,6 +110,7 @@ class Shared:
             steps_in_flight=self.limits.steps_in_flight,
             counters=self.counters,
             journal=self.journals.open() if terms.keep_journal and terms.run[1] < self.manifest.n_layers else None,
+            understudy=None if primary is None else Understudy(session, primary),
         )
         self.lives[session_id] = live
         self.on_change()
@@ -95,6 +122,7 @@ class Shared:
             return
         live.close(reason)
         self.detach(live)
+        self.unfeed(live, reason or WireError(pb.UNKNOWN_SESSION, "the session has ended"))
         session = live.session
         self.table.close(session)
         del self.lives[session.id]
@@ -121,6 +149,18 @@ class Shared:
         if data is not None:
             self.tasks.create_task(data.close())
 
+    def feed(self, live: LiveSession, stream: FrameStream) -> None:
+        """Makes ``stream`` the one that feeds an understudy; one that its primary opened before is closed."""
+        assert live.understudy is not None
+        self.unfeed(live, WireError(pb.NOT_ALLOWED, "the primary has opened another stream"))
+        live.understudy.stream = stream
+
+    def unfeed(self, live: LiveSession, reason: WireError) -> None:
+        if live.understudy is not None:
+            stream, live.understudy.stream = live.understudy.stream, None
+            if stream is not None:
+                self.tasks.create_task(stream.refuse(reason))
+
     async def _empty(self, slot: int) -> None:
         # the pipe keeps the order: whoever books the slot next computes after this
         try:
@@ -129,7 +169,7 @@ class Shared:
             logger.debug("slot %d was emptied with its engine: %s", slot, error)
 
 
-def engine_lost(cause: str, *, blamed: bool) -> WireError:
+def engine_lost(cause: str, *, blamed: bool = False) -> WireError:
     when = " in a step of this session" if blamed else ""
     return WireError(
         pb.ENGINE_LOST,

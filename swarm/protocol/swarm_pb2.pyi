@@ -9,7 +9,8 @@ Streams (libp2p protocol names):
   glm-swarm/1/data     one per session and pair of neighbours; the client is the entry's predecessor. The receiver of
                        the steps sends a Pong every second, and an Error as its last word
   glm-swarm/1/state    what a hop holds of a session, to an understudy that may take its place: KvRows, and Steps that
-                       fill its journal; the receiver sends a Pong every second, and an Error as its last word
+                       fill its journal; the receiver sends a Pong every second, one with the nonce of a Ping when
+                       all before that is taken in, and an Error as its last word
 
 Units: *_us microseconds, *_bytes bytes, *_tokens tokens. Layers are half-open ranges. Peer ids are base58 text.
 Fields are only ever added; a reader ignores the ones it does not know.

@@ -69,12 +69,17 @@ class ScriptedHop:
     on_reroute: Callable[[pb.Reroute], Sequence[pb.Rerouted | pb.Error]] = lambda route: [
         pb.Rerouted(epoch=route.epoch, position=route.keep_tokens)
     ]
+    on_copy: Callable[[pb.CopyState], Sequence[pb.Copied]] = lambda copy: [
+        pb.Copied(session_id=copy.session_id, understudy=copy.understudy.peer_id, position=copy.upto_tokens, done=True)
+    ]
     answers_open: bool = True
     answers_pings: bool = True
     answers_steps: bool = True
     on_step: Callable[[ScriptedHop, pb.Step], bool] = lambda _hop, _step: False
     opened: list[pb.Open] = field(default_factory=list)
     rerouted: list[pb.Reroute] = field(default_factory=list)
+    copies: list[pb.CopyState] = field(default_factory=list)
+    waits: bool = False  # as an understudy
     said: Counter[str] = field(default_factory=Counter)
     steps: list[pb.Step] = field(default_factory=list)
     control: FrameStream | None = None
@@ -92,6 +97,7 @@ class ScriptedHop:
             return
         self.control = stream
         self.sessions += 1
+        self.waits = opening.HasField("understudy_of")
         try:
             await stream.send(pb.Opened(epoch=opening.epoch, slot_tokens=4096, numerics_id="n", clock_us=_now_us()))
             await self._listen(stream)
@@ -104,7 +110,12 @@ class ScriptedHop:
             if isinstance(body, pb.Ping) and self.answers_pings:
                 held = max((step.start + step.n_tokens for step in self.steps), default=0)
                 await stream.send(pb.Pong(nonce=body.nonce, clock_us=_now_us(), position=held))
+            if isinstance(body, pb.CopyState):
+                self.copies.append(body)
+                for copied in self.on_copy(body):
+                    await stream.send(copied)
             if isinstance(body, pb.Reroute):
+                self.waits = False
                 self.rerouted.append(body)
                 for answer in self.on_reroute(body):
                     await stream.send(answer)
@@ -124,7 +135,7 @@ class ScriptedHop:
         answer.timings.add(hop_index=0, received_us=_now_us(), sent_us=_now_us(), compute_us=10)
         await self.say(answer)
 
-    async def say(self, body: pb.Answer | pb.Error | pb.LinkFailed | pb.Pong | pb.Row | pb.Attached) -> None:
+    async def say(self, body: pb.Answer | pb.Error | pb.LinkFailed | pb.Attached | pb.Draining | pb.Copied) -> None:
         assert self.control is not None
         await self.control.send(body)
 
@@ -201,7 +212,9 @@ class ScriptedNetwork:
                 await self._exit().answer(received.step)
 
     def _exit(self) -> ScriptedHop:
-        exits = [hop for hop in self.hops if hop.sessions and not hop.opened[-1].HasField("successor")]
+        exits = [
+            hop for hop in self.hops if hop.sessions and not hop.waits and not hop.opened[-1].HasField("successor")
+        ]
         return exits[-1] if exits else self.hops[-1]
 
 

@@ -15,6 +15,7 @@ from swarm.client.blame import Avoided
 from swarm.client.chain import ChainSession, StepAnswer, StepRequest, WantedRow
 from swarm.client.config import ClientConfig, Timeouts
 from swarm.client.hop import HopPlace
+from swarm.client.keeper import Keeper
 from swarm.client.lasting import LastingSession
 from swarm.client.recovery import Recovery, Swarm
 from swarm.errors import ContextExceeded, SessionLost, SessionPoisoned, SwarmError, UsageError
@@ -80,7 +81,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(*spare: tuple[int, int], timeouts: Timeouts = QUICK) -> AsyncIterator[Scene]:
+async def scene(
+    *spare: tuple[int, int],
+    timeouts: Timeouts = QUICK,
+    standby: bool = False,
+    cuts: tuple[int, ...] = (0, 10, 20, 30),
+) -> AsyncIterator[Scene]:
     network = ScriptedNetwork([ScriptedHop() for _ in range(CHAIN + len(spare))])
     for index, layers in enumerate(spare, CHAIN):
         network.places[index] = HopPlace(index, PeerId(f"peer{index}"), layers)
@@ -90,13 +96,14 @@ async def scene(*spare: tuple[int, int], timeouts: Timeouts = QUICK) -> AsyncIte
     async def look() -> Sequence[SpanRecord]:
         return records
 
-    request = RouteRequest(legal_cuts=(0, 10, 20, 30), artifact_id=TERMS.artifact_id, context_tokens=1)
+    request = RouteRequest(legal_cuts=cuts, artifact_id=TERMS.artifact_id, context_tokens=1)
     avoided = Avoided()
     swarm = Swarm(network, lambda: records, look, request)
     recovery = Recovery(swarm, ClientConfig(timeouts=timeouts), avoided, said.append)
     try:
         chain = await ChainSession.open(network, network.places[:CHAIN], TERMS, timeouts)
-        async with LastingSession(chain, recovery, avoided) as session:
+        keeper = Keeper(swarm, avoided, recovery.understudies, standby=standby)
+        async with LastingSession(chain, recovery, avoided, keeper=keeper) as session:
             yield Scene(network, session, avoided, records, said)
         await network.idle()
         assert [hop.sessions for hop in network.hops] == [0] * len(network.hops)
@@ -316,6 +323,50 @@ async def test_what_one_hop_says_of_the_session_costs_its_seat_and_two_are_belie
         await at.hops[int(at.peers()[1][-1])].say(said)
         with pytest.raises(kind):
             await stepping
+
+
+async def test_a_hop_that_is_well_can_be_replaced_while_answers_are_awaited() -> None:
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        at.hops[0].answers_steps = False
+        stepping = asyncio.create_task(at.session.step(StepRequest(4, (9,), pb.DECODE, ROW)))
+        await until(lambda: len(at.hops[0].steps) == 3)
+        at.hops[0].answers_steps = True
+        assert await at.session.replace(1, "it is slow")
+        answer = await stepping
+        assert answer.row is not None and answer.row.top_ids[0] == row_of(9, 4).argmax()
+        assert at.peers() == ["peer0", "peer3", "peer2"]
+        assert not at.avoided.now() and at.hops[1].said["Close"] == 1
+        (handed,) = at.session.recoveries
+        assert handed.voluntary and handed.position == 4
+        assert "handed over at position 4" in str(handed)
+        assert "peer1 (layers 10:20) is replaced (it is slow)" in str(handed)
+
+
+async def test_without_anybody_to_take_over_a_hop_stays() -> None:
+    async with scene((0, 30)) as at:
+        at.records.pop()
+        await at.prefilled()
+        assert not await at.session.replace(1, "it is slow")
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        assert at.peers() == ["peer0", "peer1", "peer2"] and not at.session.recoveries
+
+
+async def test_a_stand_in_that_does_not_come_costs_no_more_than_a_replay() -> None:
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        at.hops[3].refuse = pb.Error(code=pb.NODE_FULL, message="no slot")
+        assert await at.session.replace(1, "it is slow")
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        assert at.peers() == ["peer0", "peer1", "peer2"] and len(at.hops[1].opened) == 2
+
+
+async def test_a_row_of_a_replaced_exit_is_computed_again() -> None:
+    async with scene((20, 30)) as at:
+        await at.prefilled()
+        assert await at.session.replace(2, "it is slow")
+        assert np.array_equal(await at.session.fetch_row(3), row_of(8, 3))
+        assert len(at.session.recoveries) == 1
 
 
 def _twice(route: pb.Reroute) -> list[pb.Rerouted | pb.Error]:

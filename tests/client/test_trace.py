@@ -89,8 +89,11 @@ def test_a_recovery_is_told_in_one_line() -> None:
         planning_seconds=0.2,
         replay_seconds=0.1,
         attempts=1,
+        copied_tokens=64,
+        replayed_tokens=33,
     )
     assert str(recovery) == (
         "recovered at position 97 in 0.30 s (new route 0.20 s, replay 0.10 s, attempts 1, last byte of the lost "
-        "0.50 s before): peer b (layers 2:4) closed the connection; taken over: 2:4 by d"
+        "0.50 s before): peer b (layers 2:4) closed the connection; taken over: 2:4 by d; "
+        "64 tokens copied before, 33 replayed"
     )

@@ -98,11 +98,13 @@ class Session:
     peer: Peer
     nodes: tuple[SwarmNode, ...]
     keep_journal: bool = False
+    context_tokens: int = CONTEXT
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     epoch: int = 1
     number: int = 0
     control: list[FrameStream] = field(default_factory=list)
     data: FrameStream | None = None
+    asides: list[object] = field(default_factory=list)  # what came between answers
 
     def opening(self, index: int) -> pb.Open:
         node = self.nodes[index]
@@ -112,7 +114,7 @@ class Session:
             epoch=self.epoch,
             artifact_id=node.manifest.artifact_id,
             run=pb.Layers(first=node.span[0], last=node.span[1]),
-            context_tokens=CONTEXT,
+            context_tokens=self.context_tokens,
             chunk_tokens=CHUNK,
             encoding=pb.F32_LE,
             predecessor=neighbour(self.nodes[index - 1]) if index else pb.Neighbour(peer_id=self.peer.peer_id),
@@ -155,8 +157,8 @@ class Session:
     async def compute(self, start: int, tokens: Sequence[int], **changes: object) -> pb.Answer:
         assert self.data is not None
         await self.data.send_step(self.step(start, tokens, **changes))
-        while isinstance(answer := await hear(self.control[-1]), pb.Pong):
-            pass
+        while isinstance(answer := await hear(self.control[-1]), pb.Pong | pb.Copied | pb.Draining):
+            self.asides.append(answer)
         assert isinstance(answer, pb.Answer), answer
         return answer
 
@@ -166,8 +168,10 @@ class Session:
 
 
 @asynccontextmanager
-async def session(peer: Peer, *nodes: SwarmNode, keep_journal: bool = False) -> AsyncIterator[Session]:
-    made = Session(peer, nodes, keep_journal)
+async def session(
+    peer: Peer, *nodes: SwarmNode, keep_journal: bool = False, context_tokens: int = CONTEXT
+) -> AsyncIterator[Session]:
+    made = Session(peer, nodes, keep_journal, context_tokens)
     try:
         await made.open()
         await made.attach()
