@@ -113,11 +113,17 @@ def postponed_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def local_swarm(
-    model: Path, spans: Sequence[tuple[int, int]], folder: Path, options: Sequence[str] = ()
+    model: Path,
+    spans: Sequence[tuple[int, int]],
+    folder: Path,
+    options: Sequence[str] = (),
+    *,
+    module: str = "swarm.node.cli",
 ) -> Iterator[LocalSwarm]:
     """Run one node per span on loopback until the block ends; logs and keys go to ``folder``.
 
-    Progress is printed to stderr. Raises ``SwarmError`` when a node does not come up. All nodes are gone afterwards.
+    ``module`` is what runs instead of the node's command line. Progress is printed to stderr. Raises ``SwarmError``
+    when a node does not come up. All nodes are gone afterwards.
     """
     nodes: list[NodeProcess] = []
     peers = ["--new-swarm"]
@@ -127,7 +133,7 @@ def local_swarm(
             fixed = ["--model", str(model), "--layers", f"{first}:{last}", "--listen", "127.0.0.1:0"]
             fixed += ["--identity", str(folder / f"node{number}.key"), *options]
             with postponed_signals():
-                nodes.append(NodeProcess([*fixed, *peers], folder / f"node{number}.log"))
+                nodes.append(NodeProcess([*fixed, *peers], folder / f"node{number}.log", module=module))
             if number == 0:
                 peers = ["--initial-peers", nodes[0].wait_for(ADDRESS)[1]]
         for node in nodes:

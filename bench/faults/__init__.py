@@ -12,8 +12,8 @@
         await until_accounts(swarm, before)
 
 A swarm of ``watched_swarm`` runs ``bench.faults.watched_node``: the node's own command line, with a side door through
-which it tells what it holds, waits before a step, and sends garbage. Moments are places in the sequence, not times: a
-node that is told to holds the first engine call that reaches a position, and all behind it, until it is released.
+which it tells what it holds, keeps steps waiting, and sends garbage. Moments are places in the sequence, not times: a
+node that is told to holds the first step that reaches a position, and all after it, until it is released.
 """
 
 from bench.faults.accounting import Accounting, idle_accounts, until_accounts

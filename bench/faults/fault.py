@@ -17,6 +17,7 @@ from bench.links import Shape
 from bench.links.linked_swarm import LinkedNode, LinkedSwarm
 
 GONE_SECONDS = 20.0  # for a killed process to be gone
+LOG_BYTES = 4 << 10  # that a node may still write to its log when its disk is full
 SLOW = Shape(delay_seconds=0.2, jitter_seconds=0.05, bytes_per_second=32e3)
 
 
@@ -28,13 +29,16 @@ class Fault(enum.Enum):
     LINK_RESET = enum.auto()  # every connection, once; new ones are possible at once
     LINK_SLOW = enum.auto()
     GARBAGE_FRAME = enum.auto()  # once, in the place of a step or an answer; needs a watched node
-    JOURNAL_DISK_FULL = enum.auto()  # no file of the node process may grow; the error is EFBIG, not ENOSPC
+    JOURNAL_DISK_FULL = enum.auto()  # no file may outgrow the log; EFBIG, for ENOSPC needs a mount and so privileges
     DHT_PARTITION = enum.auto()  # between the node and all other nodes; clients see all
 
 
 @contextlib.asynccontextmanager
-async def injected(fault: Fault, swarm: LinkedSwarm, node: LinkedNode, *, slow: Shape = SLOW) -> AsyncIterator[None]:
-    """The fault is there when the block begins. Its end mends what can be mended: what was killed stays dead."""
+async def injected(
+    fault: Fault, swarm: LinkedSwarm, node: LinkedNode, *, slow: Shape = SLOW, sessions: int = 1
+) -> AsyncIterator[None]:
+    """The fault is there when the block begins; garbage comes once in each of so many ``sessions``. Its end mends what
+    can be mended: what was killed stays dead."""
     others = [other for other in swarm.nodes if other is not node]
     match fault:
         case Fault.KILL_NODE:
@@ -53,10 +57,11 @@ async def injected(fault: Fault, swarm: LinkedSwarm, node: LinkedNode, *, slow: 
             before = node.link.up.shape
             node.link.shape(slow)
         case Fault.GARBAGE_FRAME:
-            await node_door(node).garble()
+            await node_door(node).garble(sessions)
         case Fault.JOURNAL_DISK_FULL:
             limits = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
-            resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+            room = node.process.log.stat().st_size + LOG_BYTES
+            resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (room, limits[1]))
         case Fault.DHT_PARTITION:
             swarm.partition([node], others)
     try:

@@ -25,20 +25,20 @@ class SideDoor:
         """What the node holds, by name; see ``WatchedNode``."""
         return await self._ask({"do": "account"})
 
-    async def hold_at(self, position: int) -> None:
-        """The first engine call with a row at or above ``position`` is to wait."""
-        await self._ask({"do": "hold", "position": position})
+    async def hold_at(self, position: int, sessions: int = 1) -> None:
+        """Of each session, the first step with a row at or above ``position`` is to wait, and what comes after it."""
+        await self._ask({"do": "hold", "position": position, "sessions": sessions})
 
     async def held(self, seconds: float = ANSWER_SECONDS) -> None:
-        """Returns when a call waits."""
+        """Returns when so many ``sessions`` wait."""
         await self._ask({"do": "held"}, seconds)
 
     async def release(self) -> None:
         await self._ask({"do": "release"})
 
-    async def garble(self) -> None:
-        """The next step, or answer, that the node sends is garbage."""
-        await self._ask({"do": "garble"})
+    async def garble(self, sessions: int = 1) -> None:
+        """The next step, or answer, that the node sends of each of so many ``sessions`` is garbage."""
+        await self._ask({"do": "garble", "sessions": sessions})
 
     async def poison(self, session: SessionId, position: int) -> None:
         """The engine is to die of every row of ``session`` at or above ``position``."""

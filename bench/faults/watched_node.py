@@ -2,11 +2,13 @@
 
 A request is one line of JSON, so is its answer:
   {"do": "account"}                 what the node holds
-  {"do": "hold", "position": P}     the next engine call with a row at or above P waits, and all behind it
-  {"do": "held"}                    answered when one waits
-  {"do": "release"}                 it goes on
-  {"do": "garble"}                  the next step or answer that the node sends is garbage
+  {"do": "hold", "position": P, "sessions": N}  of each session the next step with a row at or above P waits
+  {"do": "held"}                    answered when N sessions wait
+  {"do": "release"}                 they go on
+  {"do": "garble", "sessions": N}   the next step or answer that the node sends of each of N sessions is garbage
   {"do": "poison", "session": S, "position": P}  the engine dies of every row of session S (hex) at or above P
+
+A silence of its successor counts for less long than in other nodes: experiments have to wait for it.
 """
 
 from __future__ import annotations
@@ -14,92 +16,113 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from bench.faults.poison import Poison
 from shim.errors import EngineError
-from shim.types import StepBatch, StepResult, SummarySpec
 from swarm.ids import SessionId
 from swarm.node import cli
 from swarm.node import node as node_module
+from swarm.node.config import NodeConfig
+from swarm.node.live import Job
 from swarm.node.node import SwarmNode
+from swarm.node.reporter import Reporter
+from swarm.node.scheduler import Runner, Work
 from swarm.protocol import FrameStream, pb
 
 GARBAGE = (64).to_bytes(4, "big") + b"\xff" * 64  # a frame's length, and what is no frame
-
-_Step = Callable[[tuple[SessionId, ...], StepBatch, Sequence[SummarySpec]], Awaitable[tuple[StepResult, float]]]
+SILENCE_SECONDS = 4.0
 
 
 class Latch:
-    """Holds one engine call on its way. Calls pass in the order they came."""
+    """Keeps steps from the scheduler: of each session the first with a row at or above a position, and all after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, runner: Runner[Job]) -> None:
+        self._runner = runner
         self._position: int | None = None
-        self._order = asyncio.Lock()
+        self._kept: dict[SessionId, list[Work[Job]]] = {}
+        self._wanted = 1
+        self._met: set[SessionId] = set()
         self._held = asyncio.Event()
-        self._released = asyncio.Event()
 
-    def hold(self, position: int) -> None:
-        self._position = position
+    def install(self) -> None:
+        submit, drop = self._runner.submit, self._runner.drop
+
+        def submit_or_keep(work: Work[Job]) -> None:
+            if not self._keeps(work):
+                submit(work)
+
+        def drop_all(session: SessionId) -> tuple[Work[Job], ...]:
+            return (*drop(session), *self._kept.pop(session, ()))
+
+        self._submit = submit
+        self._runner.submit = submit_or_keep  # type: ignore[method-assign]
+        self._runner.drop = drop_all  # type: ignore[method-assign]
+
+    def hold(self, position: int, sessions: int) -> None:
+        self.release()
+        self._position, self._wanted = position, sessions
+        self._met.clear()
         self._held.clear()
-        self._released.clear()
 
     async def held(self) -> None:
         await self._held.wait()
 
     def release(self) -> None:
         self._position = None
-        self._released.set()
+        for kept in self._kept.values():
+            for work in kept:
+                self._submit(work)
+        self._kept.clear()
 
     def close(self) -> None:
-        """Nobody waits any more, for a call or in one."""
-        self.release()
+        """Nobody waits any more."""
         self._held.set()
 
-    def around(self, step: _Step) -> _Step:
-        async def passing(
-            sessions: tuple[SessionId, ...], batch: StepBatch, summaries: Sequence[SummarySpec]
-        ) -> tuple[StepResult, float]:
-            async with self._order:
-                if self._position is not None and batch.position.max() >= self._position:
-                    self._held.set()
-                    await self._released.wait()
-            return await step(sessions, batch, summaries)
-
-        return passing
+    def _keeps(self, work: Work[Job]) -> bool:
+        rows = work.job.rows
+        if self._position is None or (work.session not in self._kept and rows.start + rows.count <= self._position):
+            return False
+        self._kept.setdefault(work.session, []).append(work)
+        self._met.add(work.session)
+        if len(self._met) >= self._wanted:
+            self._held.set()
+        return True
 
 
 class Garbler:
-    """Puts garbage in the place of steps to a successor and answers to a client, once for each ``ask``."""
+    """Puts garbage in the place of steps to a successor and answers to a client, once for each session."""
 
     def __init__(self) -> None:
-        self._asked = 0
+        self._left = 0
+        self._met: set[bytes] = set()
 
-    def ask(self) -> None:
-        self._asked += 1
+    def ask(self, sessions: int) -> None:
+        self._left = sessions
+        self._met.clear()
 
     def install(self) -> None:
         send, send_step = FrameStream.send, FrameStream.send_step
 
         async def send_or_garble(stream: FrameStream, body: Any, **more: Any) -> None:
-            if not (isinstance(body, pb.Answer) and await self._garble(stream)):
+            if not (isinstance(body, pb.Answer) and await self._garble(stream, body.session_id)):
                 await send(stream, body, **more)
 
         async def send_step_or_garble(stream: FrameStream, step: pb.Step, *payload: Any, **more: Any) -> None:
-            if not await self._garble(stream):
+            if not await self._garble(stream, step.session_id):
                 await send_step(stream, step, *payload, **more)
 
         FrameStream.send = send_or_garble  # type: ignore[method-assign,assignment]
         FrameStream.send_step = send_step_or_garble  # type: ignore[method-assign,assignment]
 
-    async def _garble(self, stream: FrameStream) -> bool:
-        if not self._asked:
+    async def _garble(self, stream: FrameStream, session: bytes) -> bool:
+        if not self._left or session in self._met:
             return False
-        self._asked -= 1
+        self._left -= 1
+        self._met.add(session)
         async with stream._sending:  # what no user of a stream can do
             await stream._write([GARBAGE])
         return True
@@ -110,14 +133,15 @@ class Door:
 
     def __init__(self, node: SwarmNode) -> None:
         self._node = node
-        self._latch = Latch()
+        self._latch = Latch(node.shared.runner)
         self._garbler = Garbler()
         self._poison = Poison(node.shared)
         self._server: asyncio.Server | None = None
 
     async def open(self, path: Path) -> None:
         host = self._node.shared.host
-        host.step = self._latch.around(self._poison.around(host.step))  # type: ignore[method-assign,assignment]
+        host.step = self._poison.around(host.step)  # type: ignore[method-assign,assignment]
+        self._latch.install()
         self._garbler.install()
         self._server = await asyncio.start_unix_server(self._answer, path)
 
@@ -141,13 +165,13 @@ class Door:
             case "account":
                 return await self._account()
             case "hold":
-                self._latch.hold(request["position"])
+                self._latch.hold(request["position"], request["sessions"])
             case "held":
                 await self._latch.held()
             case "release":
                 self._latch.release()
             case "garble":
-                self._garbler.ask()
+                self._garbler.ask(request["sessions"])
             case "poison":
                 self._poison.add(SessionId(bytes.fromhex(request["session"])), request["position"])
         return {}
@@ -174,6 +198,10 @@ class Door:
 
 class WatchedNode(SwarmNode):
     """Opens the side door when it serves."""
+
+    def __init__(self, config: NodeConfig, reporter: Reporter | None = None) -> None:
+        limits = {"silence_seconds": SILENCE_SECONDS, "connect_seconds": SILENCE_SECONDS}
+        super().__init__(replace(config, timeouts=replace(config.timeouts, **limits)), reporter)
 
     async def __aenter__(self) -> WatchedNode:
         await super().__aenter__()

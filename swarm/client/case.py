@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from swarm.client.suspicion import Suspicion
-from swarm.client.trace import RecoveryTrace
+from swarm.client.trace import RecoveryTrace, StepTrace
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
 
@@ -33,6 +33,7 @@ class Case:
     verdicts: dict[PeerId, SwarmError] = field(default_factory=dict)  # who says that the session itself is at fault
     leaving: set[PeerId] = field(default_factory=set)  # hops that are well, but shall be replaced
     replaced: set[PeerId] = field(default_factory=set)  # or that leave themselves: others are asked first
+    wanted: set[PeerId] = field(default_factory=set)  # who is asked before all others
     voluntary: bool = False  # nothing had failed when it began
     lost: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     came: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
@@ -59,7 +60,8 @@ class Case:
         more = len(self.story) - MAX_TOLD
         return ", ".join(self.story[:MAX_TOLD]) + (f", and {more} more failures" if more > 0 else "")
 
-    def trace(self) -> RecoveryTrace:
+    def trace(self, answer: StepTrace) -> RecoveryTrace:
+        """When the session has answered again; ``answer`` is that step's."""
         now = time.monotonic()
         return RecoveryTrace(
             position=self.position,
@@ -70,6 +72,7 @@ class Case:
             planning_seconds=self.linked - self.began,
             replay_seconds=now - self.linked,
             attempts=self.attempts,
+            recompute_seconds=max((hop.replay_us for hop in answer.hops), default=0) / 1e6,
             voluntary=self.voluntary,
             copied_tokens=self.copied_tokens,
             replayed_tokens=self.replayed_tokens,

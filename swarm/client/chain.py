@@ -7,6 +7,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,12 +19,14 @@ from swarm.client.links import FIRST_EPOCH, ForkOf, SessionTerms, attach, close_
 from swarm.client.row import BadRow, checked_row, checked_summary
 from swarm.client.steps import StepAnswer, StepRequest, WantedRow
 from swarm.client.trace import RecoveryTrace, TracedHop, trace_step
-from swarm.errors import ProtocolError, SwarmError
+from swarm.errors import NodeFull, ProtocolError, SwarmError
 from swarm.ids import PeerId, SessionId
 from swarm.protocol import FrameStream, PartJoiner, StreamClosed, WireError, pb, to_swarm_error
 from swarm.protocol.limits import first_step
 
 logger = logging.getLogger(__name__)
+
+MIN_PAUSE_SECONDS = 0.1
 
 __all__ = ["ChainSession", "SessionTerms", "StepAnswer", "StepRequest", "WantedRow"]
 
@@ -152,6 +155,11 @@ class ChainSession:
         return self._hops
 
     @property
+    def under_way(self) -> tuple[StepRequest, ...]:
+        """Steps that were sent and not answered, in order."""
+        return tuple(pending.request for pending in self._pending.values() if not pending.outcome.done())
+
+    @property
     def places(self) -> tuple[HopPlace, ...]:
         return tuple(hop.place for hop in self._hops)
 
@@ -221,12 +229,10 @@ class ChainSession:
         """The whole logits row of the last wanted ``position``; the exit keeps it until its next step."""
         self._check()
         exit_hop = self._hops[-1]
-        fetch = _RowFetch(position, PartJoiner(4 * self.terms.n_vocab))
-        self._row = fetch
         try:
-            await exit_hop.send(pb.RowRequest(session_id=self.session_id, position=position))
             async with asyncio.timeout(self.timeouts.step_seconds):
-                outcome = await fetch.outcome
+                while isinstance(outcome := await self._ask_row(position), NodeFull):
+                    await self._wait_or_fail(outcome.retry_after_seconds)
         except TimeoutError:
             error = peer_failed(exit_hop.place, "did not send the logits row asked for")
             self._note(Trouble(exit_hop.place, error, lost=True))
@@ -242,6 +248,17 @@ class ChainSession:
             self._nonsense(error)
             self._check()
             raise
+
+    async def _ask_row(self, position: int) -> bytes | SwarmError:
+        fetch = self._row = _RowFetch(position, PartJoiner(4 * self.terms.n_vocab))
+        await self._hops[-1].send(pb.RowRequest(session_id=self.session_id, position=position))
+        return await fetch.outcome
+
+    async def _wait_or_fail(self, seconds: float) -> None:
+        """The exit gives no more rows for a while. Raises the session's failure."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._failed.wait(), max(seconds, MIN_PAUSE_SECONDS))
+        self._check()
 
     # --- what hops say (HopEvents)
 
@@ -280,6 +297,10 @@ class ChainSession:
         self._note(Trouble(hop.place, error, successor=PeerId(failed.successor)))
 
     def on_refusal(self, hop: Hop, error: SwarmError) -> None:
+        if self._row is not None and error.code == pb.LIMIT_REACHED:
+            if not self._row.outcome.done():
+                self._row.outcome.set_result(error)
+            return
         self._note(Trouble(hop.place, error))
 
     def on_failure(self, hop: Hop, error: SwarmError) -> None:

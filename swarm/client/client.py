@@ -21,6 +21,7 @@ from swarm.client.lasting import LastingSession
 from swarm.client.opening import Need, SessionOpener
 from swarm.client.recovery import Recovery, Swarm
 from swarm.client.reply import THINK, ReplyParser
+from swarm.client.scout import Scout
 from swarm.client.template import Message, ThinkingOptions
 from swarm.errors import ArtifactMismatch, ClockSkew, NetworkError, NoPeersGiven, NoRoute, PeerFailed, UsageError
 from swarm.ids import ArtifactId, PeerId
@@ -258,7 +259,8 @@ class SwarmClient:
         swarm = self._swarm(artifact)
         recovery = Recovery(swarm, self.config, self._avoided, self._status)
         keeper = Keeper(swarm, self._avoided, recovery.understudies, standby=self.config.standby)
-        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard, track, keeper)
+        scout = Scout(swarm, self._avoided, self.config.timeouts, self._status) if self.config.leave_slow else None
+        session = LastingSession(chain, recovery, self._avoided, self._sessions.discard, track, keeper, scout)
         self._sessions.add(session)
         return session
 

@@ -54,6 +54,7 @@ class ClientConfig:
     keep_sessions: int = 0  # left open after an answer, for one that goes on from it; each takes a slot of every hop
     keep_seconds: float = 600.0  # that such a session waits
     standby: bool = False
+    leave_slow: bool = True  # replace a hop when another peer would be clearly faster for the rest of an answer
     purpose: str = "client"  # shown to the operators of the nodes
 
     def __post_init__(self) -> None:

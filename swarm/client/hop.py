@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 1.0
 MAX_PINGS_UNANSWERED = 64
 # said of one request, without a step's number, by a hop that goes on
-_OF_A_REQUEST = (pb.GAP, pb.JOURNAL_MISSING)
+_OF_A_REQUEST = (pb.GAP, pb.JOURNAL_MISSING, pb.LIMIT_REACHED)
 # said of a step, by a hop that has ended the session for it
 _LAST_WORDS = (pb.ENGINE_LOST, pb.UNKNOWN_SESSION, pb.NODE_DRAINING, pb.SESSION_POISONED)
 

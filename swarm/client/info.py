@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,6 +13,8 @@ from swarm.client.config import Timeouts
 from swarm.client.hop import Network
 from swarm.errors import PeerFailed
 from swarm.protocol import INFO_STREAM, FrameStream, StreamClosed, WireError, pb, to_swarm_error
+
+PROBES = 2  # round trips, of which the shorter counts
 
 
 class InfoReader:
@@ -24,10 +27,25 @@ class InfoReader:
     async def describe(self, source: Source) -> pb.NodeDescription:
         """Raises PeerFailed."""
         async with self._asked(source, pb.DescribeRequest()) as stream:
-            answer = await self._receive(source, stream)
-            if not isinstance(answer, pb.NodeDescription):
-                raise to_swarm_error(_out_of_order(answer), source.peer_id)
-            return answer
+            return await self._description(source, stream)
+
+    async def probe(self, source: Source) -> tuple[pb.NodeDescription, float]:
+        """The description and the seconds of a round trip, on a stream that is open already. Raises PeerFailed."""
+        async with self._asked(source, pb.DescribeRequest()) as stream:
+            said = await self._description(source, stream)
+            trips = []
+            for _ in range(PROBES):
+                began = time.monotonic()
+                await stream.send(pb.DescribeRequest())
+                said = await self._description(source, stream)
+                trips.append(time.monotonic() - began)
+            return said, min(trips)
+
+    async def _description(self, source: Source, stream: FrameStream) -> pb.NodeDescription:
+        answer = await self._receive(source, stream)
+        if not isinstance(answer, pb.NodeDescription):
+            raise to_swarm_error(_out_of_order(answer), source.peer_id)
+        return answer
 
     async def parts(self, source: Source, request: PieceRequest, offset: int) -> AsyncIterator[tuple[int, bytes]]:
         """Yields (total bytes, data) from ``offset`` to the end."""

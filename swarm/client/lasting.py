@@ -17,6 +17,7 @@ from swarm.client.hop import HopPlace, Network, peer_failed
 from swarm.client.keeper import Keeper
 from swarm.client.links import ForkOf
 from swarm.client.recovery import MENDABLE, Recovery
+from swarm.client.scout import Scout
 from swarm.client.suspicion import Suspicion
 from swarm.client.trace import RecoveryTrace
 from swarm.errors import ContextExceeded, SwarmError, UsageError
@@ -50,6 +51,7 @@ class LastingSession:
         on_closed: Callable[[LastingSession], None] = lambda _: None,
         track: Track[tuple[int, ...]] | None = None,
         keeper: Keeper | None = None,
+        scout: Scout | None = None,
     ) -> None:
         self.terms = chain.terms
         self.recoveries: list[RecoveryTrace] = []
@@ -58,6 +60,7 @@ class LastingSession:
         self._avoided = avoided
         self._keeper = keeper
         self._on_closed = on_closed
+        self._scout = scout
         self._failure: SwarmError | None = None
         self._case: Case | None = None
         self._suspicion = Suspicion()
@@ -71,6 +74,8 @@ class LastingSession:
         self._order = asyncio.Lock()  # of sending, and of mending
         self._mending: asyncio.Task[tuple[ChainSession, list[int]]] | None = None
         self._watch()
+        if scout is not None:
+            scout.watch(self)
 
     async def __aenter__(self) -> LastingSession:
         return self
@@ -82,6 +87,8 @@ class LastingSession:
         """Frees the slots. Safe to call again."""
         if self._failure is None:
             self._failure = SwarmError("the session is closed; open a new one")
+        if self._scout is not None:
+            await self._scout.close()
         if self._mending is not None:
             self._mending.cancel()
             await asyncio.wait({self._mending})
@@ -161,6 +168,8 @@ class LastingSession:
                 continue
             if sent.answer is None:
                 sent.answer, sent.chain = answer, chain
+                if self._scout is not None:
+                    self._scout.note(chain, sent.request, answer)
                 self._settle()
         del self._untaken[number]
         return sent.answer
@@ -182,19 +191,21 @@ class LastingSession:
             except MENDABLE:
                 await self._mended(chain)
 
-    async def replace(self, index: int, reason: str) -> bool:
-        """Puts another hop in the place of one that is well, and gives that one up without blame; what others lack is
-        replayed. Returns whether that was done: not without somebody to take over, nor when the chain breaks meanwhile,
-        which the next call mends. Raises what a recovery raises; ``reason`` is told in its trace."""
+    async def replace(self, index: int, reason: str, by: PeerId | None = None) -> bool:
+        """Puts another hop, ``by`` if possible, in the place of one that is well, and gives that one up without blame;
+        what others lack is replayed. Returns whether that was done: not without somebody to take over, nor when the
+        chain breaks meanwhile, which the next call mends. Raises what a recovery raises; ``reason`` is told in its
+        trace."""
         place = self._chain.places[index]
         chain = self._chain
-        if not await self._recovery.can_replace(chain, index):
+        if not await self._recovery.can_replace(chain, index, by):
             return False
         async with self._order:
             if chain is not self._chain or chain.failure is not None:
                 return False
-            await self._swap(place, f"is replaced ({reason})", self._case or Case(self.held_tokens, voluntary=True))
-            return True
+            case = self._case or Case(self.held_tokens, suspicion=self._suspicion, voluntary=True)
+            case.wanted = {by} if by is not None else set()
+            return await self._swapped(place, f"is replaced ({reason})", case)
 
     async def hand_over(self, peer: PeerId, seconds: float) -> bool:
         """Puts the understudies of a hop, whose node leaves within ``seconds``, in its place once they hold all that
@@ -218,8 +229,8 @@ class LastingSession:
                 return False
             for one in waiting:
                 one.settled_in_a_pause()
-            await self._swap(place, "leaves the swarm", self._case or Case(held, began=began, voluntary=True))
-            return True
+            case = self._case or Case(held, suspicion=self._suspicion, began=began, voluntary=True)
+            return await self._swapped(place, "leaves the swarm", case)
 
     async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
         """Another session of the same hops that holds the same, and what that is. Raises UsageError while steps are
@@ -261,14 +272,15 @@ class LastingSession:
                 sent.answer, sent.chain = await chain.answer(sent.number), chain
         self._settle()
 
-    async def _swap(self, place: HopPlace, why: str, case: Case) -> None:
-        """With the lock held."""
+    async def _swapped(self, place: HopPlace, why: str, case: Case) -> bool:
+        """With the lock held. False when nobody came, and the hop has stayed."""
         self._case = case
         case.leaving.add(place.peer_id)
         error = peer_failed(place, why)
         case.tell(error)
         self._chain.retire(error)
         await self._mend()
+        return place.peer_id not in [other.peer_id for other in self._chain.places]
 
     async def _mended(self, chain: ChainSession) -> None:
         async with self._order:
@@ -308,15 +320,17 @@ class LastingSession:
 
     def _settle(self) -> None:
         """Books what has been answered without a gap before it."""
+        booked: StepAnswer | None = None  # the first one: after a recovery it tells what that took
         while self._sent and (first := next(iter(self._sent.values()))).answer is not None:
             del self._sent[next(iter(self._sent))]
+            booked = booked or first.answer
             request = self._last = first.request
             self._last_chain = first.chain
             tokens = tuple(request.tokens)
             self._track.append(request.start, len(tokens), chunk=request.kind == pb.PREFILL, content=tokens)
         self._suspicion.passed(self._track.end)
-        if self._case is not None:
-            self.recoveries.append(self._case.trace())
+        if self._case is not None and booked is not None:
+            self.recoveries.append(self._case.trace(booked.trace))
             self._case = None
         if not self._served:
             self._served = True

@@ -15,9 +15,9 @@ from swarm.client.chain import ChainSession, SessionTerms
 from swarm.client.config import ClientConfig
 from swarm.client.context import check_context
 from swarm.client.hop import HopPlace, Network
-from swarm.errors import ContextExceeded, NoRoute, PeerFailed, SwarmError
+from swarm.errors import ContextExceeded, NodeFull, NoRoute, PeerFailed, SwarmError
 from swarm.ids import PeerId
-from swarm.protocol import clean_text
+from swarm.protocol import clean_text, pb
 from swarm.protocol.limits import MAX_ADDRESSES, MAX_TEXT
 from swarm.routing import Chain, Hop, RouteRequest, route
 
@@ -125,6 +125,7 @@ class SessionOpener:
         self._avoided = avoided
         self._status = on_status
         self._refused: dict[PeerId, SwarmError] = {}  # by peers of this round
+        self._limited: dict[PeerId, float] = {}  # until when those that had enough of this client are not asked
         self._last_refusal: SwarmError | None = None
 
     async def open(self, need: Need) -> ChainSession:
@@ -168,6 +169,8 @@ class SessionOpener:
                 raise
             logger.info("%s", error)
             self._refused[PeerId(error.peer)] = self._last_refusal = error
+            if isinstance(error, NodeFull) and error.code == pb.LIMIT_REACHED:
+                self._limited[PeerId(error.peer)] = time.monotonic() + error.retry_after_seconds
             if is_to_blame(error):
                 self._avoided.add(PeerId(error.peer))
             return None
@@ -180,8 +183,14 @@ class SessionOpener:
             raise reason
         why = str(reason).partition("; ")[0]  # what to do about it comes when waiting was in vain
         self._status(f"waiting up to {left:.0f} s more: {why}")
-        self._refused = {peer: error for peer, error in self._refused.items() if not isinstance(error, PeerFailed)}
-        await asyncio.sleep(min(POLL_SECONDS, left))
+        pause = min(POLL_SECONDS, left)
+        soon = time.monotonic() + pause
+        self._refused = {
+            peer: error
+            for peer, error in self._refused.items()
+            if not isinstance(error, PeerFailed) or self._limited.get(peer, 0.0) > soon
+        }
+        await asyncio.sleep(pause)
 
 
 def _explained(refusal: SwarmError | None, no_route: NoRoute) -> SwarmError:

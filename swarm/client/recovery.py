@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dht.record import SpanRecord
@@ -21,9 +22,18 @@ from swarm.client.chain import ChainSession, StepRequest, Trouble
 from swarm.client.config import ClientConfig
 from swarm.client.hop import Hop, Network
 from swarm.client.links import Neighbours, attach
-from swarm.client.seats import Seat, filled, stand_ins, with_understudies, without_broken_links
+from swarm.client.seats import Seat, filled, stand_ins, with_retained, with_understudies, without_broken_links
 from swarm.client.understudy import Understudies
-from swarm.errors import ContextExceeded, NetworkError, NoRoute, PeerFailed, SessionLost, SessionPoisoned, SwarmError
+from swarm.errors import (
+    ContextExceeded,
+    NetworkError,
+    NodeFull,
+    NoRoute,
+    PeerFailed,
+    SessionLost,
+    SessionPoisoned,
+    SwarmError,
+)
 from swarm.ids import PeerId
 from swarm.protocol import pb
 from swarm.replay import Track
@@ -67,6 +77,7 @@ class Recovery:
         self._timeouts = config.timeouts.impatient()
         self._closing: set[asyncio.Task[None]] = set()
         self._refused: dict[PeerId, float] = {}  # until when peers that did not come are not asked again
+        self._retained: list[Seat] = []  # hops that shall be replaced, till somebody is there
 
     async def mend(
         self, chain: ChainSession, track: Track[Tokens], pending: Sequence[StepRequest], case: Case
@@ -77,6 +88,7 @@ class Recovery:
         seats: list[Seat] = []
         epochs = itertools.count(chain.epoch + 1)
         self._refused.clear()
+        self._retained.clear()
         try:
             while True:
                 await self._take_apart(seats, chain, case)
@@ -86,13 +98,16 @@ class Recovery:
                 except MENDABLE as error:
                     logger.info("the session broke again while it was replayed: %s", error)
         except BaseException:
-            for seat in seats:
+            for seat in (*seats, *self._retained):
                 self._give_up(seat, chain)
             self._later(chain.close())
             raise
 
-    async def can_replace(self, chain: ChainSession, index: int) -> bool:
-        """Whether others that behave can serve the layers of one hop while all others stay."""
+    async def can_replace(self, chain: ChainSession, index: int, by: PeerId | None = None) -> bool:
+        """Whether others that behave, or ``by``, can serve the layers of one hop while all others stay."""
+        waiting = self.understudies.of(chain.hops[index].place.peer_id)
+        if any(one.hop.place.peer_id == by for one in waiting):
+            return True
         seats = [Seat(hop.place, hop.numerics_id, hop) for hop in chain.hops]
         request = replace(
             self._swarm.request,
@@ -101,7 +116,8 @@ class Recovery:
             banned_edges=self._avoided.edges(),
         )
         try:
-            stand_ins(seats, index, await self._look(), request)
+            records = await self._look()
+            stand_ins(seats, index, [record for record in records if by in (None, record.peer_id)], request)
         except (NoRoute, ContextExceeded):
             return False
         return True
@@ -123,8 +139,11 @@ class Recovery:
         for index, seat in enumerate(seats):
             peer = seat.place.peer_id
             is_lost = any(_is_lost(trouble) and trouble.place.peer_id == peer for trouble in chain.troubles)
-            if is_lost or case.troubles[peer, None] >= PATIENCE or peer in case.leaving:
+            if is_lost or case.troubles[peer, None] >= PATIENCE:
                 self._empty(seats, index, chain, case)
+            elif peer in case.leaving:
+                self._retained.append(seat)
+                seats[index] = seat.emptied()
         case.replaced |= case.leaving
         case.leaving.clear()
 
@@ -160,6 +179,7 @@ class Recovery:
 
     def _empty(self, seats: list[Seat], index: int, chain: ChainSession, case: Case) -> None:
         seat = seats[index]
+        case.lost.pop(seat.place.peer_id, None)  # it becomes the last one
         case.lost[seat.place.peer_id] = seat.layers
         self._give_up(seat, chain)
         seats[index] = seat.emptied()
@@ -194,8 +214,17 @@ class Recovery:
                 self._lose(seats, 0, error, chain, case)
                 continue
             case.linked, case.waiting_since = time.monotonic(), None
+            self._part(hops, chain, case)
             case.came |= {hop.place.peer_id: hop.place.layers for hop in hops if hop.place not in chain.places}
             return ChainSession(chain.terms, chain.session_id, hops, data, chain.timeouts, epoch), needed
+
+    def _part(self, hops: Sequence[Hop], chain: ChainSession, case: Case) -> None:
+        """Gives up those that others have replaced."""
+        for seat in self._retained:
+            if seat.hop not in hops:
+                case.lost[seat.place.peer_id] = seat.layers
+                self._give_up(seat, chain)
+        self._retained.clear()
 
     async def _fill(self, seats: list[Seat], chain: ChainSession, case: Case) -> None:
         """Plans who takes the empty seats; waits while nobody can. Raises SessionLost."""
@@ -219,8 +248,9 @@ class Recovery:
         seats[:] = planned
 
     def _planned(self, seats: Sequence[Seat], records: Records, chain: ChainSession, case: Case) -> list[Seat]:
-        """Around banned peers and links if there is a way; those that did not come are asked again after a pause, those
-        that won't have this session not at all."""
+        """Around banned peers and links if there is a way, else with hops that were to be replaced, and around those
+        that were lost, of whom the first may be well again before the last; those that did not come are asked again
+        after a pause, those that won't have this session not at all."""
         now = time.monotonic()
         refused = frozenset(peer for peer, until in self._refused.items() if until > now) | case.verdicts.keys()
         request = replace(self._swarm.request, context_tokens=chain.terms.context_tokens)
@@ -230,9 +260,17 @@ class Recovery:
         try:
             around = replace(request, banned=banned, banned_edges=edges)
             unbroken = without_broken_links(seats, edges)
+            if wanted := [record for record in records if record.peer_id in case.wanted]:
+                with suppress(NoRoute, ContextExceeded):
+                    return filled(unbroken, wanted, around)
             return filled(with_understudies(unbroken, waiting), records, around)
         except (NoRoute, ContextExceeded):
-            return filled(with_understudies(seats, waiting), records, replace(request, banned=refused))
+            seats = with_understudies(with_retained(seats, self._retained), waiting)
+        lost = tuple(case.lost)
+        for n_forgiven in range(len(lost)):
+            with suppress(NoRoute, ContextExceeded):
+                return filled(seats, records, replace(request, banned=refused.union(lost[n_forgiven:])))
+        return filled(seats, records, replace(request, banned=refused))
 
     async def _look(self) -> Records:
         try:
@@ -291,7 +329,8 @@ class Recovery:
         logger.info("%s", error)
         peer = seats[index].place.peer_id
         if seats[index].hop is None:
-            self._refused[peer] = time.monotonic() + RETRY_SECONDS
+            limited = error.retry_after_seconds if isinstance(error, NodeFull) else 0.0
+            self._refused[peer] = time.monotonic() + max(RETRY_SECONDS, limited)
             if isinstance(error, ContextExceeded):
                 return  # of its slots, not of the session
         else:

@@ -68,6 +68,19 @@ def with_understudies(seats: Sequence[Seat], understudies: Sequence[Understudy])
     return chain
 
 
+def with_retained(seats: Sequence[Seat], retained: Sequence[Seat]) -> list[Seat]:
+    """Those back in their seats that were to be replaced, where nobody has come and they are still well."""
+    chain = list(seats)
+    for old in retained:
+        first, last = old.layers
+        inside = [at for at, seat in enumerate(chain) if first <= seat.layers[0] and seat.layers[1] <= last]
+        spans = inside and (chain[inside[0]].layers[0], chain[inside[-1]].layers[1]) == old.layers
+        gone = old.hop is None or old.hop.failure is not None
+        if spans and not gone and all(chain[at].hop is None for at in inside):
+            chain[inside[0] : inside[-1] + 1] = [old]
+    return chain
+
+
 def without_broken_links(seats: Sequence[Seat], edges: frozenset[Edge]) -> list[Seat]:
     """Empties the seat behind every link that can't be used."""
     kept: list[Seat] = []

@@ -54,6 +54,7 @@ class HopTrace:
     ipc_us: int
     batch_rows: int
     batch_sessions: int
+    replay_us: int = 0  # inside engine calls for steps that were replayed before this one; no part of this step
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ class RecoveryTrace:
     ``silent_seconds`` passed between the last byte of the first hop lost and its loss being noticed; a hop that says
     nothing may have died at any time since. ``planning_seconds`` until all hops were under a new route,
     ``replay_seconds`` from there to the next answer.
+
+    Of both, ``recompute_seconds`` were spent inside the engine of the hop that had the most to compute again, as told
+    with the next answer. The largest and not the sum: what is replayed flows through the hops, which compute parts of
+    it at the same time. The pause without it is never less than what else the pause holds.
     """
 
     position: int  # tokens of the session whose answers had come
@@ -88,6 +93,7 @@ class RecoveryTrace:
     voluntary: bool = False  # a hop that was well was replaced
     copied_tokens: int | None = None  # that understudies held when they took over: the least of any; None: nobody did
     replayed_tokens: int = 0  # that some hop computed again, or was given from a journal
+    recompute_seconds: float = 0.0
 
     def __str__(self) -> str:
         """One line for the operator."""
@@ -98,8 +104,8 @@ class RecoveryTrace:
         copied = "" if self.copied_tokens is None else f"{self.copied_tokens} tokens copied before, "
         return (
             f"{what} at position {self.position} in {pause:.2f} s (new route {self.planning_seconds:.2f} s, replay "
-            f"{self.replay_seconds:.2f} s, attempts {self.attempts}{silent}): "
-            f"{', '.join(self.story)}; taken over: {came or 'nothing, the same hops went on'}; "
+            f"{self.replay_seconds:.2f} s, {self.recompute_seconds:.2f} s computed again, attempts {self.attempts}"
+            f"{silent}): {', '.join(self.story)}; taken over: {came or 'nothing, the same hops went on'}; "
             f"{copied}{self.replayed_tokens} replayed"
         )
 
@@ -137,6 +143,7 @@ def trace_step(
                 ipc_us=timing.ipc_us,
                 batch_rows=timing.batch_rows,
                 batch_sessions=timing.batch_sessions,
+                replay_us=timing.replay_us,
             )
         )
         left_us = sent

@@ -30,6 +30,7 @@ class Understudy:
         self.copied_tokens = 0  # as its primary has told
         self.failure = ""  # why nothing more is copied
         self._asked: int | None = None
+        self._order = 0
         self._done = False
         self._rolled_back: int | None = None
         self._on_copied = on_copied
@@ -62,18 +63,20 @@ class Understudy:
     def request(self, session_id: SessionId, upto_tokens: int) -> pb.CopyState:
         """What its primary is asked; ``upto_tokens`` 0: finished blocks, as they come."""
         self._asked, self._done = upto_tokens or None, False
+        self._order += 1
         first, last = self.hop.place.layers
         return pb.CopyState(
             session_id=session_id,
             understudy=self.hop.place.neighbour(),
             run=pb.Layers(first=first, last=last),
             upto_tokens=upto_tokens,
+            order=self._order,
         )
 
     def note(self, copied: pb.Copied) -> None:
         self.copied_tokens = copied.position
-        # one that answers what was asked for before holds less
-        self._done = copied.done and copied.position >= (self._asked or 0)
+        # what answers an earlier order may be of a time before the session went back
+        self._done = copied.done and copied.order == self._order
         self._on_copied()
         if copied.failure and not self.failure:
             self.failure = clean_text(copied.failure)

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -23,7 +24,7 @@ from swarm import __version__
 from swarm.artifact.catalog import GLM52, NAMES, find_model
 from swarm.errors import NoPeersGiven, SwarmError, UsageError
 from swarm.node import options
-from swarm.node.config import ModelOptions, NetworkOptions, NodeConfig, Timeouts
+from swarm.node.config import Limits, ModelOptions, NetworkOptions, NodeConfig, Timeouts
 from swarm.node.console import BarConsole, PlainConsole
 from swarm.node.files import raise_open_files_limit
 from swarm.node.settings import DEFAULT_MODEL, Settings, config_path, load_settings
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from swarm.node.node import SwarmNode
 
 INTERRUPTED = 130
+MAX_PER_PEER = 1_000_000
 
 DESCRIPTION = "Serve a span of a GGUF model's layers to a peer-to-peer swarm."
 EXAMPLES = """\
@@ -47,8 +49,8 @@ examples:
     swarm-node --model model.gguf --listen 0.0.0.0:4001 --memory 20GiB --slots 8x4096,2x65536
 
 SWARM_MODEL and SWARM_PEERS in the environment stand for --model and --initial-peers; so do model and initial_peers in
-{config}. SIGINT, SIGTERM or SIGHUP lets running sessions finish first, a second one leaves
-at once.
+{config}. SIGINT, SIGTERM or SIGHUP lets running sessions move to other nodes or finish first,
+a second one leaves at once.
 """
 
 
@@ -150,7 +152,33 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=Timeouts.drain_seconds,
         metavar="S",
-        help="how long running sessions may go on when leaving (default: %(default)g)",
+        help="how long running sessions may take to move or to finish when leaving (default: %(default)g)",
+    )
+    add(
+        "--idle-seconds",
+        type=float,
+        default=Timeouts.idle_seconds,
+        metavar="S",
+        help="a session that has computed nothing for so long gives its slot to another one (default: %(default)g)",
+    )
+    add(
+        "--sessions-per-peer",
+        type=int,
+        default=Limits.sessions_per_peer,
+        metavar="N",
+        help="sessions that one client may have open (default: %(default)s)",
+    )
+    add(
+        "--opens-per-minute",
+        type=int,
+        default=Limits.opens.of_peer,
+        metavar="N",
+        help="sessions that one client may open in a minute (default: %(default)s)",
+    )
+    add(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="page for Prometheus; without a host, for this machine only (default: none)",
     )
     add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="default: warning")
     add("--version", action="version", version=f"%(prog)s {__version__}")
@@ -185,15 +213,30 @@ def _config(given: argparse.Namespace, settings: Settings) -> NodeConfig:
         journal_bytes=options.memory_bytes(given.journal_memory, "--journal-memory", zero=True),
         mtp=given.mtp,
     )
-    if given.drain_seconds < 0:
-        raise UsageError(f"--drain-seconds {given.drain_seconds:g}: below 0; choose 0 to leave at once")
     return NodeConfig(
         model,
         network,
-        Timeouts(drain_seconds=given.drain_seconds),
+        _timeouts(given),
+        _limits(given),
         journal_folder=given.journal_dir,
+        metrics=None if given.metrics is None else options.metrics_address(given.metrics),
         explain=given.explain,
     )
+
+
+def _timeouts(given: argparse.Namespace) -> Timeouts:
+    if given.drain_seconds < 0:
+        raise UsageError(f"--drain-seconds {given.drain_seconds:g}: below 0; choose 0 to leave at once")
+    idle_seconds = options.seconds("--idle-seconds", given.idle_seconds)
+    longest = max(idle_seconds, Timeouts.longest_idle_seconds)
+    return Timeouts(drain_seconds=given.drain_seconds, idle_seconds=idle_seconds, longest_idle_seconds=longest)
+
+
+def _limits(given: argparse.Namespace) -> Limits:
+    options.count("--sessions-per-peer", given.sessions_per_peer, 1, MAX_PER_PEER)
+    options.count("--opens-per-minute", given.opens_per_minute, 1, MAX_PER_PEER)
+    opens = replace(Limits.opens, of_peer=given.opens_per_minute)
+    return Limits(sessions_per_peer=given.sessions_per_peer, opens=opens)
 
 
 def _initial_peers(given: argparse.Namespace, settings: Settings) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ class Timeouts:
     beat_seconds: float = 1.0  # between two signs of life to a predecessor
     silence_seconds: float = 5.0  # of a successor that owes them
     session_seconds: float = 30.0  # silence of the client on its control stream
+    idle_seconds: float = 600.0  # without a step, after which a session gives way to another one
+    longest_idle_seconds: float = 3600.0  # after which it ends in any case
     drain_seconds: float = 60.0  # running sessions after SIGTERM
     restart_first_seconds: float = 0.2  # the engine is started again after this pause, doubled each time
     restart_longest_seconds: float = 30.0
@@ -27,13 +29,27 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
+class PerMinute:
+    """Requests of one kind."""
+
+    of_peer: int
+    of_all: int
+
+
+@dataclass(frozen=True)
 class Limits:
-    """What one peer, or one session, may take of a node."""
+    """What one peer, or one session, may take of a node. A peer may be a gateway with many users."""
 
     sessions_per_peer: int = 64
     streams_per_peer: int = 1024  # a hop before this one has one for each session
     streams: int = 8192  # of all peers, or fewer where the system allows fewer open files
     steps_in_flight: int = 4  # of one session, received and not yet passed on; more wait in the transport
+    tokens_in_flight_per_peer: int = 8192  # in steps that wait for the engine, few rows apart; more wait as above
+    tokens_in_flight: int = 32768  # of all peers
+    opens: PerMinute = PerMinute(600, 6000)  # sessions
+    rows: PerMinute = PerMinute(1200, 12000)  # of logits, 600 KB each for the largest vocabulary
+    questions: PerMinute = PerMinute(3000, 30000)  # what the node is
+    pieces: PerMinute = PerMinute(120, 1200)  # manifests and headers
     poison_strikes: int = 2  # engines a session may cost before it is refused
     remembered_sessions: int = 1024  # whose strikes are kept
 
@@ -66,6 +82,17 @@ class NetworkOptions:
 
 
 @dataclass(frozen=True)
+class HostPort:
+    """Where a TCP server listens; port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
 class NodeConfig:
     """Everything ``SwarmNode`` needs."""
 
@@ -77,4 +104,5 @@ class NodeConfig:
     journal_disk_reserve_bytes: int = 256 << 20  # left free there
     calls_in_flight: int = 2  # engine calls handed over and not yet answered
     measure_speed: bool = True
+    metrics: HostPort | None = None  # where Prometheus may read; None: nowhere
     explain: bool = False  # show why layers were chosen, and what lost

@@ -60,6 +60,7 @@ class ControlHandler:
         )
 
     def _open(self, peer: PeerId, opening: pb.Open) -> LiveSession:
+        self._shared.rates.opens.take(peer)
         self._check_state()
         self._check_artifact(opening)
         self._check_range(opening)
@@ -68,8 +69,11 @@ class ControlHandler:
         if strikes.refuses(session_id):
             raise WireError(pb.SESSION_POISONED, "the session's steps have ended engines here")
         self._replace_older(peer, session_id, opening.epoch)
-        suspect = opening.suspect or strikes.suspects(session_id)
+        source = self._shared.lives.get(SessionId(opening.fork_of))
+        if source is not None and source.session.owner == peer:
+            source.touch()  # it must not give way to its own fork
         primary = PeerId(opening.understudy_of.peer_id) if opening.HasField("understudy_of") else None
+        suspect = opening.suspect or strikes.suspects(session_id)
         return self._shared.open(session_id, peer, _terms(opening, suspect=suspect), _route(opening), primary)
 
     def _check_state(self) -> None:
@@ -191,7 +195,11 @@ class Conversation:
             await self._refuse(WireError(pb.GAP, f"no row of position {request.position} is kept"))
             return
         try:
+            self._shared.rates.rows.take(session.owner)
             row = await self._shared.host.row(session.slot)
+        except WireError as refusal:
+            await self._refuse(refusal)
+            return
         except EngineError as error:
             await self._refuse(WireError(pb.INTERNAL, f"the row can't be read: {error}"))
             return
@@ -229,6 +237,7 @@ class Conversation:
         await self._stream.send(pb.Rerouted(epoch=session.epoch, position=position, journal_first=first))
 
     async def _refuse(self, refusal: WireError, step: int = 0) -> None:
+        self._shared.counters[pb.ErrorCode.Name(refusal.code).lower()] += 1
         await self._stream.send(error_frame(refusal, session_id=self._live.session.id, step=step))
 
     # --- what leaves the hop

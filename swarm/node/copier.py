@@ -45,8 +45,8 @@ class Copier:
             run=pb.Layers(first=session.terms.run[0], last=session.terms.run[1]),
         )
         greeting = Greeting(STATE_STREAM, offer, pb.StateAccepted, "the understudy")
-        self._link = Link(shared.dialer, to, greeting, shared.timeouts)
-        self._upto = 0
+        self._link = Link(shared.dialer, to, greeting, shared.timeouts, shared.tally.streams[STATE_STREAM])
+        self._upto = self._order = 0
         self._rows = self._pushed = 0  # the understudy has this hop's rows, and its journal, up to here
         self._reading = 0  # end of what is being read
         self._disturbed = False  # something below it was computed anew
@@ -62,9 +62,10 @@ class Copier:
     def peer_id(self) -> str:
         return self._link.neighbour.peer_id
 
-    def aim(self, upto_tokens: int) -> None:
-        """Everything below ``upto_tokens`` and the journal; 0 for finished blocks only."""
-        self._upto = upto_tokens
+    def aim(self, upto_tokens: int, order: int) -> None:
+        """Everything below ``upto_tokens`` and the journal; 0 for finished blocks only. ``order`` is told with what is
+        copied from then on: a word about an earlier order may be under way while the session goes back."""
+        self._upto, self._order = upto_tokens, order
         self._news = self._asked = True
         self._wake.set()
 
@@ -74,8 +75,7 @@ class Copier:
         self._wake.set()
 
     def rewritten(self, start: int) -> None:
-        self._rows = min(self._rows, start)
-        self._pushed = min(self._pushed, start)
+        self._rows = min(self._rows, start)  # and the journal follows, when these are copied again
         if start < self._reading:
             self._disturbed = True
 
@@ -96,7 +96,7 @@ class Copier:
         finally:
             self._shared.copies -= 1
             await self._link.close()
-        await self._tell(failure=failure)
+        await self._tell(self._order, failure=failure)
 
     async def _watch(self) -> None:
         raise await self._link.watch(self._hears)
@@ -211,18 +211,20 @@ class Copier:
         if not self._news:
             return
         self._news = False
+        upto, order = self._upto, self._order
         self._nonce += 1
         await self._link.send(pb.Ping(nonce=self._nonce))
         while self._acknowledged < self._nonce:
             self._heard.clear()
             await self._heard.wait()
-        done = done and self._rows >= self._upto and self._pushed >= self._upto > 0
+        done = done and self._rows >= upto and self._pushed >= upto > 0
         news = (self._held.position, self._held.journal_first, done)
         if news != self._told or self._asked:
-            self._told, self._asked = news, False
-            await self._tell(done=done)
+            self._told = news
+            self._asked = self._asked and order != self._order
+            await self._tell(order, done=done)
 
-    async def _tell(self, *, done: bool = False, failure: str = "") -> None:
+    async def _tell(self, order: int, *, done: bool = False, failure: str = "") -> None:
         await self._control.send(
             pb.Copied(
                 session_id=self._live.session.id,
@@ -231,6 +233,7 @@ class Copier:
                 journal_first=self._held.journal_first,
                 done=done,
                 failure=clean_text(failure),
+                order=order,
             )
         )
 

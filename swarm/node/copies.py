@@ -29,16 +29,16 @@ class Copies:
         peer_id = order.understudy.peer_id
         copier = self._running.get(peer_id)
         if copier is not None:
-            copier.aim(order.upto_tokens)
+            copier.aim(order.upto_tokens, order.order)
             return
         refusal = self._refusal(order)
         if refusal:
-            copied = pb.Copied(session_id=self._live.session.id, understudy=peer_id, failure=refusal)
+            copied = pb.Copied(session_id=self._live.session.id, understudy=peer_id, failure=refusal, order=order.order)
             await self._control.send(copied)
             return
         to = Neighbour(PeerId(peer_id), tuple(order.understudy.addresses))
         copier = Copier(self._shared, self._live, self._control, to, (order.run.first, order.run.last))
-        copier.aim(order.upto_tokens)
+        copier.aim(order.upto_tokens, order.order)
         self._running[peer_id] = copier
         self._group.create_task(self._run(copier))
         if self._shared.draining.is_set():

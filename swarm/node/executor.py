@@ -12,6 +12,7 @@ from swarm.node.engine_host import EngineHost
 from swarm.node.live import Computed, Job
 from swarm.node.scheduler import Work
 from swarm.node.shared import engine_lost
+from swarm.node.tally import Tally
 from swarm.protocol import WireError, pb
 
 logger = logging.getLogger(__name__)
@@ -20,8 +21,9 @@ logger = logging.getLogger(__name__)
 class Executor:
     """``execute`` for ``Runner``."""
 
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self, host: EngineHost, tally: Tally) -> None:
         self._host = host
+        self._tally = tally
 
     async def __call__(self, call: tuple[Work[Job], ...]) -> None:
         jobs = [work.job for work in call]
@@ -51,6 +53,8 @@ class Executor:
             await self._refused(jobs, error)
         else:
             now_us = time.monotonic_ns() // 1000
+            steps = (job.received.step for job in jobs)
+            self._tally.called(steps, len(batch.slot), result.compute_seconds, ipc_seconds)
             for job, part in zip(jobs, separate(result, rows), strict=True):
                 job.live.finish(job, Computed(part, ipc_seconds, len(batch.slot), len(jobs), now_us))
 

@@ -32,6 +32,8 @@ def _source(shared: Shared, live: LiveSession, source_id: SessionId) -> LiveSess
     source, session = shared.lives.get(source_id), live.session
     if source is None or source is live or source.session.owner != session.owner:
         raise WireError(pb.NOT_ALLOWED, "the client has no such session to fork here")
+    if source.understudy is not None or live.understudy is not None:
+        raise WireError(pb.NOT_ALLOWED, "an understudy is given what it holds by its primary alone")
     theirs, ours = source.session.terms, session.terms
     if (theirs.run, theirs.chunk_tokens) != (ours.run, ours.chunk_tokens):
         raise WireError(pb.NOT_ALLOWED, "a fork runs the same layers in the same chunks")

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from swarm.ids import PeerId
 from swarm.node.config import Limits
 from swarm.node.files import open_files_limit
+from swarm.node.tally import Tally
 from swarm.protocol import FrameStream, Received, StreamClosed, WireError, pb
 
 logger = logging.getLogger(__name__)
@@ -22,10 +23,10 @@ Handler = Callable[[PeerId, FrameStream], Awaitable[None]]
 class Gate:
     """Wraps handlers for ``Peer.serve_stream``. A handler may raise WireError (sent to the peer) and StreamClosed."""
 
-    def __init__(self, limits: Limits, counters: Counter[str]) -> None:
+    def __init__(self, limits: Limits, tally: Tally) -> None:
         self._most_of_peer = limits.streams_per_peer
         self._most = min(limits.streams, open_files_limit() - FILES_FOR_THE_REST)
-        self._counters = counters
+        self._tally = tally
         self._open: Counter[PeerId] = Counter()
         self._changed = asyncio.Event()
 
@@ -39,10 +40,14 @@ class Gate:
             self._changed.clear()
             await self._changed.wait()
 
-    def around(self, handler: Handler) -> Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    def around(
+        self, protocol: str, handler: Handler
+    ) -> Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+        meter = self._tally.streams[protocol]
+
         async def handle(peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             # no step is taken, nor room made for one, before the stream belongs to a session
-            peer, stream = PeerId(peer_id), FrameStream(reader, writer, max_step_bytes=0)
+            peer, stream = PeerId(peer_id), FrameStream(reader, writer, max_step_bytes=0, meter=meter)
             self._open[peer] += 1
             try:
                 await self._handle(handler, peer, stream)
@@ -62,7 +67,7 @@ class Gate:
                 raise WireError(pb.LIMIT_REACHED, f"{self._most} streams are open here")
             await handler(peer, stream)
         except WireError as error:
-            self._counters[pb.ErrorCode.Name(error.code).lower()] += 1
+            self._tally.failures[pb.ErrorCode.Name(error.code).lower()] += 1
             logger.info("refused peer %s: %s", peer, error.message)
             await stream.refuse(error)
         except StreamClosed as closed:

@@ -26,13 +26,13 @@ class InfoHandler:
         self._header_bytes: bytes | None = None  # it may have many megabytes: everyone who asks is sent the same ones
         self._reading = asyncio.Lock()
 
-    async def __call__(self, _peer: PeerId, stream: FrameStream) -> None:
+    async def __call__(self, peer: PeerId, stream: FrameStream) -> None:
         try:
-            await self._converse(stream)
+            await self._converse(peer, stream)
         except TimeoutError:
             return  # one that says nothing for long, or does not read
 
-    async def _converse(self, stream: FrameStream) -> None:
+    async def _converse(self, peer: PeerId, stream: FrameStream) -> None:
         while True:
             async with self._limit():
                 request = await stream.receive()
@@ -40,9 +40,11 @@ class InfoHandler:
                 case None:
                     return
                 case pb.DescribeRequest():
+                    self._shared.rates.questions.take(peer)
                     async with self._limit():
                         await stream.send(self._description())
                 case pb.ArtifactRequest():
+                    self._shared.rates.pieces.take(peer)
                     await self._send_piece(stream, request)
                 case _:
                     raise unexpected(request)
@@ -78,10 +80,7 @@ class InfoHandler:
             span=pb.Layers(first=shared.span[0], last=shared.span[1]),
             state=STATES[shared.state],
             numerics_id="" if info is None else info.numerics_id,
-            slots=[
-                pb.SlotClass(tokens=slot.tokens, total=slot.total, free=slot.free)
-                for slot in shared.table.slots.classes()
-            ],
+            slots=[pb.SlotClass(tokens=slot.tokens, total=slot.total, free=slot.free) for slot in shared.slots()],
             chunk_tokens=shared.chunk_tokens,
             software=software(),
             public_name=shared.public_name,

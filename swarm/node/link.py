@@ -11,7 +11,7 @@ from dht.errors import DhtError
 from swarm.node.config import Timeouts
 from swarm.node.sessions import Neighbour
 from swarm.node.shared import Dialer
-from swarm.protocol import Activations, Body, FrameStream, Received, StreamClosed, WireError, clean_text, pb
+from swarm.protocol import Activations, Body, FrameStream, Meter, Received, StreamClosed, WireError, clean_text, pb
 
 
 class LinkBroken(Exception):
@@ -34,10 +34,13 @@ class Link:
     ``send``, ``send_step`` and ``open`` raise LinkBroken; cancelling them breaks the link. One task may use them.
     """
 
-    def __init__(self, dialer: Dialer, neighbour: Neighbour, greeting: Greeting, timeouts: Timeouts) -> None:
+    def __init__(
+        self, dialer: Dialer, neighbour: Neighbour, greeting: Greeting, timeouts: Timeouts, meter: Meter
+    ) -> None:
         self._dialer = dialer
         self._greeting = greeting
         self._timeouts = timeouts
+        self._meter = meter
         self._stream: FrameStream | None = None
         self._opened = asyncio.Event()
         self.neighbour = neighbour
@@ -93,7 +96,7 @@ class Link:
                 reader, writer = await self._dialer.open_stream(
                     self.neighbour.peer_id, self._greeting.protocol, self.neighbour.addresses
                 )
-                return await self._greeted(FrameStream(reader, writer, max_step_bytes=0))
+                return await self._greeted(FrameStream(reader, writer, max_step_bytes=0, meter=self._meter))
         except TimeoutError:
             raise LinkBroken(f"no answer within {self._timeouts.connect_seconds:g} s") from None
         except (StreamClosed, WireError, DhtError, OSError) as error:

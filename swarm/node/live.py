@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +14,10 @@ import numpy as np
 from shim.types import Ints, StepResult, SummarySpec
 from swarm.node.batch import Rows, want_flags, wanted
 from swarm.node.journal import Journal
+from swarm.node.load import Load
 from swarm.node.scheduler import Group, Runner, Work
 from swarm.node.sessions import Session
+from swarm.node.tally import Tally
 from swarm.node.understudy import Understudy
 from swarm.protocol import Activations, FrameStream, ReceivedStep, WireError, pb
 from swarm.protocol.limits import MAX_DRAFTS
@@ -73,8 +75,8 @@ class LiveSession:
         runner: Runner[Job],
         shape: tuple[int, int, int],
         context: int,
-        steps_in_flight: int,
-        counters: Counter[str],
+        tally: Tally,
+        load: Load,
         journal: Journal | None = None,
         understudy: Understudy | None = None,
     ) -> None:
@@ -84,15 +86,17 @@ class LiveSession:
         self.outbox: asyncio.Queue[Finished] = asyncio.Queue()
         self.ended: asyncio.Future[WireError | None] = asyncio.get_running_loop().create_future()
         self.data: FrameStream | None = None  # from the predecessor
+        self.tally = tally
         self._runner = runner
         self._n_layers, self._n_embd, self._n_vocab = shape
         self._context = context
-        self._most_in_flight = steps_in_flight
-        self._counters = counters
+        self._load = load
         self._in_flight = 0  # accepted and not passed on
         self._computing: list[int] = []  # first positions of the jobs in the engine
         self._watchers: list[Watcher] = []
+        self._replay_seconds = 0.0  # inside engine calls for replayed steps, not told yet
         self._changed = asyncio.Event()
+        self._used = time.monotonic()
 
     @property
     def closed(self) -> bool:
@@ -107,12 +111,21 @@ class LiveSession:
         return self._in_flight
 
     @property
+    def idle_since(self) -> float | None:
+        """``time.monotonic()`` when it was used last; None while steps are under way."""
+        return None if self._in_flight else self._used
+
+    def touch(self) -> None:
+        """The session is of use to its client just now."""
+        self._used = time.monotonic()
+
+    @property
     def standing(self) -> int:
         """Positions below it are computed, and not being computed again."""
         return min((self.session.position, *self._computing))
 
     def close(self, reason: WireError | None) -> None:
-        self._runner.drop(self.session.id)
+        self._drop()
         if self.journal is not None:
             self.journal.close()
         self.ended.set_result(reason)
@@ -128,9 +141,9 @@ class LiveSession:
 
     async def take(self, received: ReceivedStep) -> None:
         """Queues one step from the predecessor; waits while too many are in flight. A late step has no effect."""
-        while self._in_flight >= self._most_in_flight and not self.closed:
-            await self._change()
         step = received.step
+        while not self.closed and not self._has_room(step.n_tokens):
+            await self._change()
         if self.closed or self._is_late(step):
             return
         self._in_flight += 1
@@ -138,20 +151,26 @@ class LiveSession:
             rows = self._rows(step, received.activations)
             self.session.accept(step.step, step.start, step.n_tokens)
         except WireError as refusal:
-            self._counters["refused_steps"] += 1
+            self.tally.failures["refused_steps"] += 1
             self.outbox.put_nowait(Finished(received, refusal))
         else:
             self._submit(Job(self, received, rows))
 
+    def _has_room(self, n_tokens: int) -> bool:
+        if self._in_flight >= self._load.steps_of_session:
+            return False
+        return self._load.admits(self.session.owner, n_tokens, self._changed)
+
     def _is_late(self, step: pb.Step) -> bool:
         late = self.session.is_stale(step.epoch, step.step)
         if late or step.epoch > self.session.epoch:
-            self._counters["stale_steps" if late else "early_steps"] += 1
+            self.tally.failures["stale_steps" if late else "early_steps"] += 1
             return True
         return False
 
     def _submit(self, job: Job) -> None:
         run = self.session.terms.run
+        self._load.add(self.session.owner, job.rows.count)
         self._runner.submit(
             Work(
                 session=self.session.id,
@@ -171,6 +190,7 @@ class LiveSession:
 
     def finish(self, job: Job, outcome: Computed | WireError) -> None:
         """The engine's verdict. Dropped when the session ended meanwhile."""
+        self._load.remove(self.session.owner, job.rows.count)
         self._computing.remove(job.rows.start)
         if self.closed:
             self._changed.set()
@@ -183,7 +203,9 @@ class LiveSession:
                 self.journal.truncate(outcome.position)
         else:
             session.computed(job.rows.start + job.rows.count)
-            if not job.received.step.replay:
+            if job.received.step.replay:
+                self._replay_seconds += outcome.result.compute_seconds
+            else:
                 session.suspect = False  # what its client waits for has passed
             if self.journal is not None and outcome.result.hidden is not None:
                 self.journal.record(job.rows.start, outcome.result.hidden, chunk=job.rows.tiled)
@@ -192,15 +214,22 @@ class LiveSession:
         self.outbox.put_nowait(Finished(job.received, outcome))
         self._tell_changed()
 
+    def take_replay_seconds(self) -> float:
+        """Inside engine calls for replayed steps since this was last asked."""
+        seconds, self._replay_seconds = self._replay_seconds, 0.0
+        return seconds
+
     def passed_on(self) -> None:
         """A step left the outbox."""
         self._in_flight -= 1
+        self.touch()
         self._changed.set()
 
     async def settle(self, keep_tokens: int) -> None:
         """Forgets the steps that wait, returns when the engine computes none of this session, and leaves it with
         ``keep_tokens`` at most. An understudy is an ordinary hop then."""
-        self._in_flight -= len(self._runner.drop(self.session.id))
+        self._in_flight -= self._drop()
+        self.touch()
         self._changed.set()
         while self._computing and not self.closed:
             await self._change()
@@ -217,6 +246,13 @@ class LiveSession:
         """Whether the journal can feed a successor from ``first`` to what the session holds."""
         position = self.session.position
         return first >= position if self.journal is None else self.journal.covers(first, position)
+
+    def _drop(self) -> int:
+        """Forgets the steps that wait for the engine; returns their number."""
+        dropped = self._runner.drop(self.session.id)
+        for work in dropped:
+            self._load.remove(self.session.owner, work.rows)
+        return len(dropped)
 
     def _tell_changed(self) -> None:
         self._changed.set()

@@ -36,6 +36,7 @@ from swarm.node.service import Service
 from swarm.node.sessions import Counts, SessionTable
 from swarm.node.shared import Shared
 from swarm.node.slots import chunk_within_stall
+from swarm.node.tally import Tally
 from swarm.node.translate import as_swarm_error
 from swarm.protocol import clean_text
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from dht.announcer import Announcer
     from dht.peer import Peer
     from dht.view import SwarmView
+    from swarm.node.metrics_page import MetricsPage
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class SwarmNode:
         self._network: _Network | None = None
         self._service: Service | None = None
         self._manifest: Manifest | None = None
+        self._metrics: MetricsPage | None = None
 
     # --- what can be asked of a serving node
 
@@ -112,6 +115,11 @@ class SwarmNode:
     @property
     def peer(self) -> Peer:
         return self._on_network.peer
+
+    @property
+    def metrics_url(self) -> str:
+        assert self._metrics is not None, "metrics are off"
+        return self._metrics.url
 
     def counts(self) -> Counts:
         return self.shared.table.counts()
@@ -185,6 +193,7 @@ class SwarmNode:
     async def _live(self) -> None:
         with as_swarm_error(), first_of_group():
             async with AsyncExitStack() as stack:
+                self._metrics = await self._listen_for_metrics(stack)
                 self._manifest = await self._open_model()
                 planner = Planner(self._manifest, self.config.model, available_memory())
                 plan = planner.explicit()
@@ -197,6 +206,21 @@ class SwarmNode:
                     self._show(plan)
                 self._reporter.joined(self.addresses)
                 await self._serve(stack, plan)
+
+    async def _listen_for_metrics(self, stack: AsyncExitStack) -> MetricsPage | None:
+        if self.config.metrics is None:
+            return None
+        from swarm.node.metrics_page import MetricsPage  # only those who want it pay for aiohttp
+
+        page = await stack.enter_async_context(MetricsPage(self.config.metrics))
+        self._reporter.line(f"metrics: {page.url}")
+        return page
+
+    def _show_metrics(self, shared: Shared) -> None:
+        if self._metrics is not None:
+            from swarm.node.metrics import registry_of
+
+            self._metrics.registry = registry_of(shared, self.peer_id)
 
     async def _open_model(self) -> Manifest:
         options = self.config.model
@@ -245,8 +269,12 @@ class SwarmNode:
         config = self.config
         host = EngineHost(self._engine_config(plan), config.timeouts, config.limits)
         stack.push_async_callback(host.close)
+        tally = Tally()
         policy: Policy[Job] = Policy(plan.wanted_rows)  # each row of a shared call may be wanted
-        async with asyncio.TaskGroup() as tasks, Runner(policy, Executor(host), config.calls_in_flight) as runner:
+        async with (
+            asyncio.TaskGroup() as tasks,
+            Runner(policy, Executor(host, tally), config.calls_in_flight) as runner,
+        ):
             shared = Shared(
                 manifest=self.manifest,
                 span=(plan.first, plan.last),
@@ -264,9 +292,11 @@ class SwarmNode:
                 timeouts=config.timeouts,
                 chunk_tokens=plan.chunk_tokens,
                 public_name=clean_text(config.network.public_name, MAX_TEXT),
+                tally=tally,
             )
             self._service = Service(shared, config.model.path.parent)
             shared.on_change = self._tell
+            self._show_metrics(shared)
             shared.say = self._reporter.line
             try:
                 await self._open_doors(shared, plan)
@@ -330,9 +360,11 @@ class SwarmNode:
         self._on_network.announcer.update(self._record())
 
     async def _tell_load(self) -> None:
-        """The queue changes without any event that is worth a message."""
+        """The queue changes without any event that is worth a message, and so does what is unused."""
+        seconds = min(LOAD_SECONDS, self.config.timeouts.idle_seconds / 2)
         while True:
-            await asyncio.sleep(LOAD_SECONDS)
+            await asyncio.sleep(seconds)
+            self.shared.end_unused()
             self._tell()
 
     def _record(self) -> SpanRecord:

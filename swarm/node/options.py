@@ -8,7 +8,9 @@ from dht.addresses import parse_listen_address
 from dht.errors import BadAddress
 from shim.types import KvType
 from swarm.errors import UsageError
+from swarm.node.config import HostPort
 
+MAX_PORT = 65535
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _KV_TYPES = {"f32": KvType.F32, "f16": KvType.F16, "q8_0": KvType.Q8_0}
 KV_TYPES = tuple(_KV_TYPES)
@@ -35,6 +37,20 @@ def listen_multiaddr(text: str) -> str:
         return parse_listen_address(address).text
     except BadAddress as error:
         raise UsageError(f"--listen {text}: {error}") from error
+
+
+def metrics_address(text: str) -> HostPort:
+    """``HOST:PORT``, ``[IPV6]:PORT``, or a port of the loopback alone: who the numbers are for sits at this machine."""
+    match = re.fullmatch(r"(?:(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):)?(\d{1,5})", text)
+    if match is None or int(match[3]) > MAX_PORT:
+        raise UsageError(f"--metrics {text}: not HOST:PORT; write for example --metrics 127.0.0.1:9464")
+    return HostPort(match[1] or match[2] or "127.0.0.1", int(match[3]))
+
+
+def seconds(option: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{option} {value:g}: not a time; choose a number of seconds, for example {option} 600")
+    return value
 
 
 def _from_host_port(text: str) -> str:

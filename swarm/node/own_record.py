@@ -22,7 +22,7 @@ def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanR
         state=shared.state,
         protocol_version=PROTOCOL_VERSION,
         numerics_id="" if info is None else info.numerics_id,
-        slots=shared.table.slots.classes(),
+        slots=shared.slots(),
         chunk_tokens=shared.chunk_tokens,
         decode_tokens_per_second=shared.speed.decode_tokens_per_second,
         prefill_tokens_per_second=shared.speed.prefill_tokens_per_second,

@@ -13,6 +13,8 @@ from swarm.protocol import DATA_STREAM, FrameStream, WireError, clean_text, erro
 from swarm.protocol.limits import first_step
 from swarm.replay import Held
 
+MAX_UINT32 = (1 << 32) - 1
+
 
 class AnswerPasser:
     """``run`` goes on until it is cancelled or the client's stream closes (StreamClosed)."""
@@ -66,7 +68,8 @@ class PushPasser:
         self._control = control
         self._epoch = live.session.epoch
         attach = pb.Attach(session_id=live.session.id, epoch=self._epoch)
-        self._link = Link(dialer, successor, Greeting(DATA_STREAM, attach, pb.Attached, "the successor"), timeouts)
+        greeting = Greeting(DATA_STREAM, attach, pb.Attached, "the successor")
+        self._link = Link(dialer, successor, greeting, timeouts, live.tally.streams[DATA_STREAM])
         self._broken = False
         self._held = Held(live.session.route.successor_position)
 
@@ -174,10 +177,13 @@ async def _pass_next(live: LiveSession, control: FrameStream, send: _Send) -> No
         if step.epoch != live.session.epoch:
             return
         if isinstance(outcome, Computed):
-            await send(step, outcome, _timing(live, finished, outcome))
+            timing = _timing(live, finished, outcome)
+            live.tally.passed(timing)
+            await send(step, outcome, timing)
         else:
             raise outcome
     except WireError as error:
+        live.tally.failed_steps[pb.ErrorCode.Name(error.code).lower()] += 1
         await control.send(error_frame(error, session_id=live.session.id, step=step.step))
     finally:
         live.passed_on()
@@ -191,6 +197,8 @@ def _timing(live: LiveSession, finished: Finished, computed: Computed) -> pb.Hop
     ipc_us = round(computed.ipc_seconds * 1e6)
     # the rest of the time in the hop: waiting for other calls, here and in the pipe
     queue_us = max(0, computed.finished_us - received_us - decode_us - compute_us - ipc_us)
+    # a replayed step's timing is read by nobody: what it took is told with the next step that will be answered
+    replay_seconds = 0.0 if finished.received.step.replay else live.take_replay_seconds()
     return pb.HopTiming(
         hop_index=live.session.route.hop_index,
         received_us=received_us,
@@ -200,4 +208,5 @@ def _timing(live: LiveSession, finished: Finished, computed: Computed) -> pb.Hop
         ipc_us=ipc_us,
         batch_rows=computed.batch_rows,
         batch_sessions=computed.batch_sessions,
+        replay_us=min(round(replay_seconds * 1e6), MAX_UINT32),
     )

@@ -33,7 +33,7 @@ class Service:
 
     def __init__(self, shared: Shared, folder: Path) -> None:
         self.shared = shared
-        self._gate = Gate(shared.limits, shared.counters)
+        self._gate = Gate(shared.limits, shared.tally)
         self._handlers: dict[str, Handler] = {
             INFO_STREAM: InfoHandler(shared, folder),
             CONTROL_STREAM: ControlHandler(shared),
@@ -47,7 +47,7 @@ class Service:
 
     async def start(self, listener: Listener) -> None:
         for protocol, handler in self._handlers.items():
-            await listener.serve_stream(protocol, self._gate.around(handler))
+            await listener.serve_stream(protocol, self._gate.around(protocol, handler))
 
     def engine_died(self, died: EngineDied) -> None:
         """Every session's state is gone: their clients are told and may open them again."""

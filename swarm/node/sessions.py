@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dht.record import SlotClass
@@ -162,10 +162,10 @@ class Slots:
     def booked(self) -> int:
         return len(self._tokens) - len(self._free)
 
-    def classes(self) -> tuple[SlotClass, ...]:
-        """As announced: slots of one size together, in rising order."""
+    def classes(self, to_be_had: Collection[int] = ()) -> tuple[SlotClass, ...]:
+        """As announced: slots of one size together, in rising order. Booked ones ``to_be_had`` count as free."""
         total = Counter(self._tokens)
-        free = Counter(self._tokens[slot] for slot in self._free)
+        free = Counter(self._tokens[slot] for slot in self._free.union(to_be_had))
         return tuple(SlotClass(tokens=size, total=total[size], free=free[size]) for size in sorted(total))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dht.record import NodeState
+from dht.record import NodeState, SlotClass
 from shim.errors import EngineError
 from swarm.artifact.manifest import Manifest
 from swarm.ids import PeerId, SessionId
@@ -18,9 +18,13 @@ from swarm.node.config import Limits, Timeouts
 from swarm.node.engine_host import EngineHost
 from swarm.node.journal import JournalStore
 from swarm.node.live import Job, LiveSession
+from swarm.node.load import Load
+from swarm.node.rates import Rates
 from swarm.node.scheduler import Runner
-from swarm.node.sessions import Route, SessionTable, Terms
+from swarm.node.sessions import Route, Session, SessionTable, Terms
+from swarm.node.tally import Tally
 from swarm.node.understudy import Understudy
+from swarm.node.unused import told, unused
 from swarm.protocol import FrameStream, WireError, pb
 
 logger = logging.getLogger(__name__)
@@ -60,14 +64,24 @@ class Shared:
     public_name: str = ""
     state: NodeState = NodeState.JOINING
     speed: Speed = field(default_factory=Speed)
-    counters: Counter[str] = field(default_factory=Counter)
+    tally: Tally = field(default_factory=Tally)
     lives: dict[SessionId, LiveSession] = field(default_factory=dict)
     on_change: Callable[[], None] = lambda: None  # what is announced differs now
     say: Callable[[str], None] = lambda _line: None  # to the operator
     copies: int = 0  # sessions' states under way to understudies
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    rates: Rates = field(init=False)
+    load: Load = field(init=False)
     _leaves_at: float = 0.0
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.rates = Rates.of(self.limits)
+        self.load = Load(self.limits)
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.tally.failures
 
     @property
     def is_exit(self) -> bool:
@@ -101,20 +115,50 @@ class Shared:
     ) -> LiveSession:
         """Books the session, an understudy of ``primary`` if one is given. Raises WireError. The caller ends it with
         ``end``."""
-        session = self.table.open(session_id, owner, terms, route)
+        session = self._booked(session_id, owner, terms, route, understudy=primary is not None)
         live = LiveSession(
             session=session,
             runner=self.runner,
             shape=(self.manifest.n_layers, self.manifest.n_embd, self.manifest.n_vocab),
             context=self.table.slots.context(session.slot),
-            steps_in_flight=self.limits.steps_in_flight,
-            counters=self.counters,
+            tally=self.tally,
+            load=self.load,
             journal=self.journals.open() if terms.keep_journal and terms.run[1] < self.manifest.n_layers else None,
             understudy=None if primary is None else Understudy(session, primary),
         )
         self.lives[session_id] = live
+        self.tally.sessions += 1
         self.on_change()
         return live
+
+    def slots(self) -> tuple[SlotClass, ...]:
+        """As announced: one that is booked by an unused session is there for whoever asks."""
+        lives = unused(self.lives.values(), self.timeouts.idle_seconds, time.monotonic())
+        return self.table.slots.classes([live.session.slot for live in lives])
+
+    def end_unused(self) -> None:
+        """Sessions that nobody has used for very long, whether or not their slots are needed."""
+        now = time.monotonic()
+        for live in unused(self.lives.values(), self.timeouts.longest_idle_seconds, now):
+            self.tally.unused["too_long"] += 1
+            self.end(live, told(live.idle_since, now, "no session may do that"))
+
+    def _booked(self, session_id: SessionId, owner: PeerId, terms: Terms, route: Route, *, understudy: bool) -> Session:
+        try:
+            return self.table.open(session_id, owner, terms, route)
+        except WireError as refusal:
+            if refusal.code != pb.NODE_FULL or understudy or not self._make_room(terms.context_tokens):
+                raise
+        return self.table.open(session_id, owner, terms, route)
+
+    def _make_room(self, context_tokens: int) -> bool:
+        now = time.monotonic()
+        for live in unused(self.lives.values(), self.timeouts.idle_seconds, now):
+            if live.session.slot_tokens >= context_tokens:
+                self.tally.unused["slot_needed"] += 1
+                self.end(live, told(live.idle_since, now, "another one needed its slot"))
+                return True
+        return False
 
     def end(self, live: LiveSession, reason: WireError | None = None) -> None:
         """Frees everything at once, also with a step under way: its result is dropped. Idempotent."""

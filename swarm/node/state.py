@@ -25,6 +25,8 @@ class StateHandler:
         if not isinstance(offer, pb.StateOffer):
             self._shared.counters["intruders"] += 1
             raise unexpected(offer)
+        if self._shared.draining.is_set():
+            raise self._shared.leaves()
         live, understudy = self._understudy(peer, offer)
         self._check(live, offer)
         self._shared.feed(live, stream)
@@ -46,8 +48,6 @@ class StateHandler:
         return live, understudy
 
     def _check(self, live: LiveSession, offer: pb.StateOffer) -> None:
-        if self._shared.draining.is_set():
-            raise self._shared.leaves()
         ours, numerics = self._shared.manifest.artifact_id, self._shared.host.info.numerics_id
         if offer.artifact_id != ours:
             raise WireError(pb.WRONG_ARTIFACT, "another artifact is served here", theirs=offer.artifact_id, ours=ours)
@@ -112,7 +112,7 @@ class Intake:
         try:
             ours = await self._shared.host.kv_row_bytes(rows.layer)
         except EngineDied as died:
-            raise engine_lost(str(died)) from died
+            raise engine_lost(str(died), blamed=False) from died
         theirs = (rows.key_bytes, rows.value_bytes, rows.indexer_bytes)
         if theirs != (ours.keys, ours.values, ours.indexer_keys):
             text = f"rows of layer {rows.layer} have {ours.keys}, {ours.values} and {ours.indexer_keys} bytes here"
@@ -137,7 +137,7 @@ class Intake:
             with self._understudy.writing(rows.layer, rows.first, end):
                 await self._shared.host.kv_write(session.id, session.slot, rows.layer, rows.first, rows.data)
         except EngineDied as died:
-            raise engine_lost(str(died)) from died
+            raise engine_lost(str(died), blamed=False) from died
         except EngineError as error:
             raise WireError(pb.MALFORMED, f"the engine refuses the rows: {error}") from error
 
@@ -170,6 +170,7 @@ class Intake:
         return position > self._told[0] or journal_end > self._told[1]
 
     async def _tell(self) -> None:
+        self._live.touch()
         self._told = self._state()
         position = self._live.session.position
         await self._stream.send(pb.StateHeld(position=position, journal_first=self._live.journal_first))

@@ -12,6 +12,7 @@ from swarm.protocol.limits import (
     PROTOCOL_VERSION,
     STATE_STREAM,
 )
+from swarm.protocol.meter import Meter
 from swarm.protocol.parts import PartJoiner, artifact_parts, row_parts
 from swarm.protocol.steps import ReceivedStep, StepAssembler, split_step
 from swarm.protocol.stream import FrameStream, Received
@@ -28,6 +29,7 @@ __all__ = [
     "Activations",
     "Body",
     "FrameStream",
+    "Meter",
     "PartJoiner",
     "Received",
     "ReceivedStep",

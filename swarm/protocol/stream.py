@@ -13,6 +13,7 @@ from swarm.protocol import swarm_pb2 as pb
 from swarm.protocol.activations import Activations, encode_activations
 from swarm.protocol.frames import Body, check_length, decode, frame_of, timing_field
 from swarm.protocol.limits import DEFAULT_MAX_STEP_BYTES, LENGTH_BYTES, MAX_UNSENT_BYTES
+from swarm.protocol.meter import Meter
 from swarm.protocol.steps import ReceivedStep, StepAssembler, split_step
 from swarm.protocol.validate import validate
 from swarm.protocol.wire_errors import StreamClosed, WireError, error_frame
@@ -40,10 +41,12 @@ class FrameStream:
         writer: asyncio.StreamWriter,
         *,
         max_step_bytes: int = DEFAULT_MAX_STEP_BYTES,
+        meter: Meter | None = None,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._assembler = StepAssembler(max_step_bytes)
+        self._meter = meter or Meter()
         self._buffer = bytearray()
         self._sending = asyncio.Lock()
         self._reading = asyncio.Lock()  # between the task that receives and one that refuses
@@ -86,7 +89,7 @@ class FrameStream:
         data = body.SerializeToString()
         encode_ns = time.monotonic_ns() - began_ns
         async with self._sending:
-            more = _timing(body, timing, encode_ns)
+            more = self._timing(body, timing, encode_ns)
             await self._write([frame_of(type(body), data, more)])
 
     async def send_step(
@@ -101,7 +104,7 @@ class FrameStream:
         head, payload = _with_payload(step, activations)
         encode_ns = time.monotonic_ns() - began_ns
         async with self._sending:
-            more = _timing(head, timing, encode_ns)
+            more = self._timing(head, timing, encode_ns)
             await self._write(split_step(head, payload, more))
 
     async def receive(self) -> Received | None:
@@ -179,6 +182,7 @@ class FrameStream:
             if self._closing:  # refuse() drops what comes, so frames are no longer whole
                 raise StreamClosed("this side has closed the stream")
             self._received_ns = time.monotonic_ns()
+            self._meter.received_bytes += len(chunk)
             self._buffer += chunk
         return True
 
@@ -215,11 +219,20 @@ class FrameStream:
 
     # --- sending
 
+    def _timing(self, body: Body, timing: pb.HopTiming | None, encode_ns: int) -> bytes:
+        if timing is None:
+            return b""
+        if not isinstance(body, pb.Answer | pb.Step):
+            raise TypeError(f"{type(body).__name__} carries no timings")
+        self._meter.encoding.observe(encode_ns / 1e9)
+        return timing_field(body, timing, encode_ns)
+
     async def _write(self, frames: Iterable[bytes]) -> None:
         """Call with the lock held. Waits before each write, so that what has been written whole is never cut."""
         begun = done = False
         try:
             for frame in frames:
+                self._meter.sent_bytes += len(frame)
                 for at in range(0, len(frame), _WRITE_BYTES):
                     await self._wait_for_room()
                     self._writer.write(frame[at : at + _WRITE_BYTES] if len(frame) > _WRITE_BYTES else frame)
@@ -252,14 +265,6 @@ class FrameStream:
             async with asyncio.timeout(_LINGER_SECONDS):
                 while await self._read():
                     pass
-
-
-def _timing(body: Body, timing: pb.HopTiming | None, encode_ns: int) -> bytes:
-    if timing is None:
-        return b""
-    if not isinstance(body, pb.Answer | pb.Step):
-        raise TypeError(f"{type(body).__name__} carries no timings")
-    return timing_field(body, timing, encode_ns)
 
 
 def _with_payload(step: pb.Step, activations: Activations | None) -> tuple[pb.Step, memoryview]:

@@ -1085,9 +1085,12 @@ class CopyState(_message.Message):
     UNDERSTUDY_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     UPTO_TOKENS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     upto_tokens: _builtins.int
     """0: finished blocks only"""
+    order: _builtins.int
+    """of the client's own counting; Copied names it"""
     @_builtins.property
     def understudy(self) -> Global___Neighbour: ...
     @_builtins.property
@@ -1101,10 +1104,11 @@ class CopyState(_message.Message):
         understudy: Global___Neighbour | None = ...,
         run: Global___Layers | None = ...,
         upto_tokens: _builtins.int = ...,
+        order: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "understudy", b"understudy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "session_id", b"session_id", "understudy", b"understudy", "upto_tokens", b"upto_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "run", b"run", "session_id", b"session_id", "understudy", b"understudy", "upto_tokens", b"upto_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1120,6 +1124,7 @@ class Copied(_message.Message):
     JOURNAL_FIRST_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     understudy: _builtins.str
     """peer id"""
@@ -1131,6 +1136,8 @@ class Copied(_message.Message):
     """upto_tokens is reached"""
     failure: _builtins.str
     """why nothing more is copied; empty while all is well"""
+    order: _builtins.int
+    """the last order that this takes into account"""
     def __init__(
         self,
         *,
@@ -1140,10 +1147,11 @@ class Copied(_message.Message):
         journal_first: _builtins.int = ...,
         done: _builtins.bool = ...,
         failure: _builtins.str = ...,
+        order: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failure", b"failure", "journal_first", b"journal_first", "position", b"position", "session_id", b"session_id", "understudy", b"understudy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failure", b"failure", "journal_first", b"journal_first", "order", b"order", "position", b"position", "session_id", b"session_id", "understudy", b"understudy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,6 +75,8 @@ class ScriptedHop:
     answers_open: bool = True
     answers_pings: bool = True
     answers_steps: bool = True
+    rows_refused: int = 0
+    retry_after_seconds: float = 0.0
     on_step: Callable[[ScriptedHop, pb.Step], bool] = lambda _hop, _step: False
     opened: list[pb.Open] = field(default_factory=list)
     rerouted: list[pb.Reroute] = field(default_factory=list)
@@ -113,13 +115,17 @@ class ScriptedHop:
             if isinstance(body, pb.CopyState):
                 self.copies.append(body)
                 for copied in self.on_copy(body):
+                    copied.order = body.order
                     await stream.send(copied)
             if isinstance(body, pb.Reroute):
                 self.waits = False
                 self.rerouted.append(body)
                 for answer in self.on_reroute(body):
                     await stream.send(answer)
-            if isinstance(body, pb.RowRequest):
+            if isinstance(body, pb.RowRequest) and self.rows_refused:
+                self.rows_refused -= 1
+                await stream.send(pb.Error(code=pb.LIMIT_REACHED, retry_after_seconds=self.retry_after_seconds))
+            elif isinstance(body, pb.RowRequest):
                 step = self.steps[-1]
                 for part in row_parts(body.position, row_of(step.tokens[-1], body.position).tobytes()):
                     await stream.send(part)

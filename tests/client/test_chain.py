@@ -73,6 +73,30 @@ async def test_the_whole_row_of_the_last_position_can_be_fetched() -> None:
         assert np.array_equal(await session.fetch_row(2), row_of(7, 2))
 
 
+async def test_an_exit_that_gives_no_more_rows_for_a_while_is_asked_again() -> None:
+    async with network(ScriptedHop(rows_refused=2)) as net, await opened(net) as session:
+        await session.step(StepRequest(0, TOKENS, pb.PREFILL, ROW))
+        assert np.array_equal(await session.fetch_row(2), row_of(7, 2))
+        assert net.hops[0].said["RowRequest"] == 3
+        assert session.failure is None
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_nobody_waits_for_rows_longer_than_for_a_step(dies: bool) -> None:
+    async with network(ScriptedHop(rows_refused=1, retry_after_seconds=1e9)) as net:
+        session = await opened(net, replace(QUICK, step_seconds=30.0 if dies else 0.3))
+        await session.step(StepRequest(0, TOKENS, pb.PREFILL, ROW))
+        fetching = asyncio.create_task(session.fetch_row(2))
+        await until(lambda: net.hops[0].said["RowRequest"])
+        if dies:
+            assert net.hops[0].control is not None
+            await net.hops[0].control.close()
+        with pytest.raises(PeerFailed, match="closed the connection" if dies else "did not send the logits row"):
+            await fetching
+        assert session.troubles[0].lost
+        await session.close()
+
+
 async def test_steps_may_be_in_flight_together() -> None:
     held: list[pb.Step] = []
 

@@ -12,7 +12,9 @@ import pytest
 from dht.record import SlotClass
 from swarm.client import keeper
 from swarm.client.chain import StepRequest
+from swarm.client.understudy import Understudy
 from swarm.errors import SwarmError
+from swarm.ids import PeerId
 from swarm.protocol import pb
 from tests.client.scripted import ScriptedHop, row_of, until
 from tests.client.test_lasting import QUICK, ROW, TOKENS, Scene, scene
@@ -167,7 +169,8 @@ async def test_a_hop_that_leaves_hands_over_all_it_holds() -> None:
         await until(lambda: at.peers() == ["peer0", "peer3", "peer2"])
         await decoded(at, 4)
         assert [order.upto_tokens for order in at.hops[1].copies] == [4, 4]
-        assert at.hops[1].said["Close"] == 1 and not at.avoided.now()
+        await until(lambda: at.hops[1].said["Close"] == 1)
+        assert not at.avoided.now()
         assert not any(step.replay for step in at.hops[0].steps)
         (handed,) = at.session.recoveries
         assert handed.voluntary and (handed.position, handed.copied_tokens, handed.replayed_tokens) == (4, 4, 0)
@@ -232,6 +235,21 @@ async def test_what_cannot_be_copied_is_replayed() -> None:
         (handed,) = at.session.recoveries
         assert (handed.copied_tokens, handed.replayed_tokens) == (0, 4)
         assert at.hops[0].rerouted[0].successor_position == 0
+
+
+async def test_the_answer_to_an_earlier_order_counts_for_nothing() -> None:
+    """It may be of a time before the session went back, and has come late."""
+    async with scene((10, 20)) as at:
+        chain = at.session.chain
+        one = Understudy(chain.hops[1], PeerId("peer1"), lambda: None, lambda: None)
+        said = pb.Copied(session_id=chain.session_id, understudy="peer1", position=7, done=True)
+        for _ in range(2):
+            said.order = one.request(chain.session_id, 7).order
+            one.note(said)
+            assert one.is_settled
+        one.request(chain.session_id, 7)
+        one.note(said)
+        assert not one.is_settled
 
 
 async def test_a_copy_that_takes_too_long_is_not_waited_for() -> None:
@@ -335,3 +353,28 @@ async def test_closing_in_the_pause_frees_all_and_wakes_who_waits_to_send() -> N
         await at.session.close()
         with pytest.raises(SwarmError, match="session is closed"):
             await stepping
+
+
+async def test_when_an_understudy_fails_at_the_last_moment_the_hop_stays_and_another_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "FIRST_PAUSE_SECONDS", 0.05)
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        usual = at.hops[3].on_reroute
+
+        def fails(_route: pb.Reroute) -> Sequence[pb.Rerouted | pb.Error]:
+            at.network.unreachable.add("peer3")
+            return [pb.Error(code=pb.ENGINE_LOST, message="signal 9")]
+
+        at.hops[3].on_reroute = fails
+        await drains(at, 1)
+        await until(lambda: at.hops[1].rerouted)
+        await decoded(at, 4)
+        assert at.peers()[1] == "peer1" and len(at.hops[1].opened) == 1
+        at.hops[3].on_reroute = usual
+        at.network.unreachable.clear()
+        at.avoided.forgive(at.network.places[3].peer_id)
+        at.session._keeper._refused.forgive(at.network.places[3].peer_id)  # type: ignore[union-attr]
+        await until(lambda: at.peers()[1] == "peer3")
+        await decoded(at, 5)

@@ -91,9 +91,10 @@ def test_a_recovery_is_told_in_one_line() -> None:
         attempts=1,
         copied_tokens=64,
         replayed_tokens=33,
+        recompute_seconds=0.04,
     )
     assert str(recovery) == (
-        "recovered at position 97 in 0.30 s (new route 0.20 s, replay 0.10 s, attempts 1, last byte of the lost "
-        "0.50 s before): peer b (layers 2:4) closed the connection; taken over: 2:4 by d; "
-        "64 tokens copied before, 33 replayed"
+        "recovered at position 97 in 0.30 s (new route 0.20 s, replay 0.10 s, 0.04 s computed again, "
+        "attempts 1, last byte of the lost 0.50 s before): peer b (layers 2:4) closed the connection; "
+        "taken over: 2:4 by d; 64 tokens copied before, 33 replayed"
     )

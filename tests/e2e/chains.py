@@ -42,11 +42,12 @@ class Script:
         return [*chunks, *rows]
 
 
-def unsplit_logits(model: Path, script: Script, *, threads: int = 1, kv_type: KvType = KvType.F16) -> list[Logits]:
+def unsplit_logits(
+    model: Path, script: Script, *, threads: int = 1, kv_type: KvType = KvType.F16, context_tokens: int = 1024
+) -> list[Logits]:
     """The last row of each step, float32 [n_vocab], from the whole model."""
-    config = EngineConfig(
-        model, contexts=(ContextSpec(1, 1024),), threads=threads, chunk_tokens=script.chunk_tokens, kv_type=kv_type
-    )
+    contexts = (ContextSpec(1, context_tokens),)
+    config = EngineConfig(model, contexts=contexts, threads=threads, chunk_tokens=script.chunk_tokens, kv_type=kv_type)
     with Engine.open(config) as engine:
         return [engine.logits_step(_batch(request, engine.info.n_layers))[0] for request in script.requests]
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from bench.faults.cell import drawn
+from bench.record import this_commit
 from tests.failover.runs import Rig, rig
 from tests.failover.yard import Yard, yard
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which cells of the fault matrix the commit has drawn, so that a failure can be repeated."""
+    reports = itertools.chain.from_iterable(terminalreporter.stats.values())
+    if any("test_matrix.py::test_cell" in getattr(report, "nodeid", "") for report in reports):
+        commit = this_commit().removesuffix("+dirty")
+        cells = " ".join(map(str, drawn(commit)))
+        terminalreporter.write_line(f"fault matrix, drawn by commit {commit}: {cells}")
+
 
 SPANS = {"a": (0, 2), "b": (2, 4), "c": (4, 6)}
 

@@ -94,9 +94,9 @@ def on_route(generation: Generation, hop: int) -> str:
 
 
 @asynccontextmanager
-async def rig(yard: Yard, folder: Path) -> AsyncIterator[Rig]:
+async def rig(yard: Yard, folder: Path, *, standby: bool = False) -> AsyncIterator[Rig]:
     said: list[str] = []
-    config = ClientConfig(cache_dir=folder, timeouts=TIMEOUTS)
+    config = ClientConfig(cache_dir=folder, timeouts=TIMEOUTS, standby=standby)
     async with SwarmClient.connect([yard.address], config, on_status=said.append) as client:
         made = Rig(yard, client, said)
         await made.whole_again()

@@ -150,7 +150,9 @@ async def test_killed_nodes(swarm: Rig, hops: tuple[int, ...], moment: Moment) -
     generations = await struck(swarm, Strike(moment, kill(swarm, *hops)))
     recovery = generations[0].progress.recoveries[-1]
     assert {layers for _, layers in recovery.lost} >= {generations[0].route[hop].layers for hop in hops}
-    assert recovery.planning_seconds + recovery.replay_seconds > 0
+    pause = recovery.planning_seconds + recovery.replay_seconds
+    assert 0 <= recovery.recompute_seconds <= pause and pause > 0
+    assert recovery.recompute_seconds > 0 or recovery.position == 0
 
 
 async def test_a_death_during_the_recovery_from_another(swarm: Rig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import psutil
 from swarm.local_swarm import ADDRESS, READY, NodeProcess
 
 OPTIONS = ("--slots", "4x512", "--threads", "1", "--memory", "1GiB", "--chunk-tokens", "16")
+LEAVE_SECONDS = 60.0  # after its last session
 # of layers, rows of 512 bytes: some in memory, the rest in files
 JOURNALS = {"a": ("--journal-memory", "0", "--journal-dir", "/dev/null/none"), "b": ("--journal-memory", "32KiB")}
 
@@ -21,13 +22,21 @@ class Yard:
     """Nodes by name, such as ``b1``: the second one of the second span. Nodes of the first span can keep no journal,
     so that what follows them is fed from the client's tokens; those of the second one spill most of it."""
 
-    def __init__(self, model: Path, folder: Path, spans: dict[str, tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        spans: dict[str, tuple[int, int]],
+        more_options: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.model = model
+        self._more_options = more_options or {}  # by name; they win
         self._folder = folder
         self.spans = spans
         self._nodes: dict[str, NodeProcess] = {}
         self.labels: dict[str, str] = {}  # public names, another one for each start
         self._starts = 0
+        self._leaving: list[str] = []
         self._first_address = ""
         self.addresses: dict[str, str] = {}  # of nodes that are known to be there
 
@@ -56,7 +65,8 @@ class Yard:
         journals = JOURNALS.get(name[0], ())
         journals = journals if "--journal-dir" in journals else (*journals, "--journal-dir", str(self.journal_folder))
         log = self._folder / f"{label}.log"
-        return NodeProcess([*fixed, *key, *journals, *OPTIONS, *peers], log)
+        more = self._more_options.get(name, ())
+        return NodeProcess([*fixed, *key, *journals, *OPTIONS, *more, *peers], log)
 
     def journal_bytes(self, name: str) -> int:
         """Of memory, when nothing is kept."""
@@ -81,6 +91,14 @@ class Yard:
             with suppress(ProcessLookupError):  # it may have followed its parent already
                 os.kill(member.pid, number)
 
+    def drain(self, name: str) -> None:
+        """Asks the node to leave. Before the dead are revived it must be gone: nobody needs it any more then."""
+        self._leaving.append(name)
+        os.kill(self._nodes[name].process.pid, signal.SIGTERM)
+
+    def has_left(self, name: str) -> bool:
+        return self._nodes[name].process.poll() == 0
+
     def kill_engine(self, name: str) -> None:
         os.kill(self.engine(name).pid, signal.SIGKILL)
 
@@ -90,6 +108,8 @@ class Yard:
 
     def revive(self) -> None:
         """Starts the dead again, as new peers."""
+        while self._leaving:
+            self._nodes[self._leaving.pop()].process.wait(LEAVE_SECONDS)
         dead = [name for name, node in self._nodes.items() if node.process.poll() is not None]
         for name in dead:
             self._nodes[name].join()
@@ -125,8 +145,13 @@ def _open_files(pid: int) -> Iterator[str]:
 
 
 @contextmanager
-def yard(model: Path, folder: Path, spans: dict[str, tuple[int, int]]) -> Iterator[Yard]:
-    made = Yard(model, folder, spans)
+def yard(
+    model: Path,
+    folder: Path,
+    spans: dict[str, tuple[int, int]],
+    more_options: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[Yard]:
+    made = Yard(model, folder, spans, more_options)
     try:
         made.start()
         yield made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from swarm.node.node import SwarmNode
 from swarm.protocol import CONTROL_STREAM, FrameStream, pb
@@ -20,7 +21,7 @@ class Understudy:
     of: int
     control: FrameStream
 
-    async def copy(self, upto: int = 0, **changes: object) -> None:
+    async def copy(self, upto: int = 0, **changes: Any) -> None:
         """Tells the hop to copy."""
         first, last = self.node.shared.lives[self.mine.id].session.terms.run  # type: ignore[index]
         order = pb.CopyState(
@@ -29,7 +30,7 @@ class Understudy:
             run=pb.Layers(first=first, last=last),
             upto_tokens=upto,
         )
-        order.MergeFrom(pb.CopyState(**changes))  # type: ignore[arg-type]
+        order.MergeFrom(pb.CopyState(**changes))
         await self.mine.control[self.of].send(order)
 
     async def copied(self, position: int = 0, *, done: bool = False) -> pb.Copied:
@@ -73,12 +74,13 @@ def opening(mine: Session, of: int, run: tuple[int, int] | None = None) -> pb.Op
     return made
 
 
-async def reroute(mine: Session, keep: int) -> list[pb.Rerouted]:
-    """All hops under the next epoch, the exit first; each is fed by the journal of the one before. Attaches anew."""
+async def reroute(mine: Session, keep: int, first: int = 0) -> list[pb.Rerouted]:
+    """All hops from ``first`` on under the next epoch, the exit first; each is fed by the journal of the one before.
+    Attaches anew."""
     mine.epoch += 1
     answers: list[pb.Rerouted] = []
     position = keep
-    for index in reversed(range(len(mine.nodes))):
+    for index in reversed(range(first, len(mine.nodes))):
         opening = mine.opening(index)
         message = pb.Reroute(
             session_id=mine.id,
@@ -100,9 +102,9 @@ async def reroute(mine: Session, keep: int) -> list[pb.Rerouted]:
     return answers
 
 
-async def prefill(mine: Session, tokens: Sequence[int]) -> pb.Answer:
-    for start in range(0, len(tokens), CHUNK):
-        answer = await mine.compute(start, tokens[start : start + CHUNK], kind=pb.PREFILL)
+async def prefill(mine: Session, tokens: Sequence[int], start: int = 0) -> pb.Answer:
+    for at in range(0, len(tokens), CHUNK):
+        answer = await mine.compute(start + at, tokens[at : at + CHUNK], kind=pb.PREFILL)
     return answer
 
 

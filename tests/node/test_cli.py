@@ -19,7 +19,7 @@ import pytest
 
 from dht.identity import Identity
 from dht.peer import Peer
-from swarm.protocol import CONTROL_STREAM, FrameStream, pb
+from swarm.protocol import CONTROL_STREAM, STATE_STREAM, FrameStream, pb
 from tests.node.harness import until
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWSHj3RRbBjD15g6wekV8y3mm57Pobmps2g2WJm6F67Lay"
@@ -159,6 +159,10 @@ def test_no_peers(environment: dict[str, str], llama_untied_path: Path) -> None:
         (("--new-swarm", "--kv-type", "q3"), "choose one of f32, f16, q8_0"),
         (("--new-swarm", "--threads", "0"), "--threads 0: out of range"),
         (("--new-swarm", "--drain-seconds", "-1"), "choose 0 to leave at once"),
+        (("--new-swarm", "--idle-seconds", "0"), "--idle-seconds 0: not a time"),
+        (("--new-swarm", "--sessions-per-peer", "0"), "--sessions-per-peer 0: out of range"),
+        (("--new-swarm", "--opens-per-minute", "-5"), "--opens-per-minute -5: out of range"),
+        (("--new-swarm", "--metrics", "here"), "--metrics 127.0.0.1:9464"),
         (("--nonsense",), "unrecognized arguments: --nonsense; see swarm-node --help"),
     ],
 )
@@ -188,6 +192,19 @@ def test_a_name_that_is_none(environment: dict[str, str]) -> None:
     ended = run(environment, "--new-swarm", "--model", "glm-5")
     assert "no model of the name glm-5, and no such file; choose a path or one of: glm-5.2-ud" in complaint(ended)
     assert ended.returncode == 2
+
+
+def test_metrics_port_taken(environment: dict[str, str], tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        absent = str(tmp_path / "absent.gguf")  # which is not even looked for
+        ended = run(environment, "--model", absent, "--new-swarm", "--metrics", str(port))
+    assert complaint(ended) == (
+        f"metrics can't be served at 127.0.0.1:{port} (address already in use); choose another --metrics HOST:PORT"
+    )
+    assert ended.returncode == 6
 
 
 def test_port_taken(environment: dict[str, str], llama_untied_path: Path) -> None:
@@ -293,6 +310,25 @@ def test_no_process_outlives_a_killed_node(environment: dict[str, str], llama_un
         assert not alive and len(gone) == len(children)
 
 
+async def being_copied_to(peer: Peer, control: FrameStream) -> asyncio.Event:
+    """Lets the node copy the session to an understudy that this very process plays; set when it has begun."""
+    begun = asyncio.Event()
+
+    async def understudy(_peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream = FrameStream(reader, writer)
+        assert isinstance(await stream.receive(), pb.StateOffer)
+        await stream.send(pb.StateAccepted())
+        begun.set()
+        while await stream.receive() is not None:
+            pass
+        await stream.close()
+
+    await peer.serve_stream(STATE_STREAM, understudy)
+    to = pb.Neighbour(peer_id=peer.peer_id)
+    await control.send(pb.CopyState(session_id=bytes(16), understudy=to, run=pb.Layers(last=6), upto_tokens=5))
+    return begun
+
+
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
 async def test_a_first_signal_lets_sessions_finish_and_a_second_does_not(
     environment: dict[str, str], llama_untied_path: Path, first: signal.Signals
@@ -322,8 +358,12 @@ async def test_a_first_signal_lets_sessions_finish_and_a_second_does_not(
             assert isinstance(await control.receive(), pb.Opened)
             node.process.send_signal(first)
             await asyncio.to_thread(node.read_until, "^draining: waiting up to 60 s for 1 running sessions")
+            assert isinstance(await control.receive(), pb.Draining)
             await control.send(pb.Ping(nonce=1))
             assert isinstance(await control.receive(), pb.Pong)
+            copying = await being_copied_to(peer, control)
+            await asyncio.to_thread(node.read_until, f"^draining: layers 0:6 of a session .* {peer.peer_id}")
+            await copying.wait()
             node.process.send_signal(signal.SIGTERM)
             error = await control.receive()
             assert isinstance(error, pb.Error) and error.code == pb.NODE_DRAINING

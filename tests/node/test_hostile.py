@@ -16,7 +16,7 @@ from shim.types import ContextSpec
 from swarm.node.config import Limits
 from swarm.node.node import SwarmNode
 from swarm.node.sessions import Counts
-from swarm.protocol import CONTROL_STREAM, DATA_STREAM, INFO_STREAM, FrameStream, PartJoiner, encode, pb
+from swarm.protocol import CONTROL_STREAM, DATA_STREAM, INFO_STREAM, STATE_STREAM, FrameStream, PartJoiner, encode, pb
 from tests.node.conftest import Chain
 from tests.node.harness import Session, client_peer, config, ended, hear, say, session, until
 
@@ -33,7 +33,7 @@ async def refusal(stream: FrameStream) -> pb.Error:
     return error
 
 
-@pytest.mark.parametrize("protocol", [INFO_STREAM, CONTROL_STREAM, DATA_STREAM])
+@pytest.mark.parametrize("protocol", [INFO_STREAM, CONTROL_STREAM, DATA_STREAM, STATE_STREAM])
 async def test_no_room_is_made_for_a_step_outside_a_session(chain: Chain, client: Peer, protocol: str) -> None:
     """Sixty megabytes a stream, a thousand streams a peer: the first frame of such a step is the last."""
     rows, width = 1 << 14, 1 << 10

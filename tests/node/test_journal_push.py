@@ -84,6 +84,7 @@ async def test_a_new_successor_gets_what_the_old_one_had(chain: Chain, heir: Swa
         await mine.attach()
         again = await mine.compute(keep, MORE[-1:])
         assert again.rows == before[-1].rows
+        assert [timing.replay_us > 0 for timing in again.timings] == [False, True]
 
 
 async def test_without_a_journal_the_hop_is_fed_again(chain: Chain, heir: SwarmNode, other_peer: Peer) -> None:

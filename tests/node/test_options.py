@@ -9,6 +9,7 @@ import pytest
 from shim.types import ContextSpec, KvType
 from swarm.errors import UsageError
 from swarm.node import options
+from swarm.node.config import HostPort
 from swarm.node.settings import DEFAULT_MODEL, load_settings
 from swarm.node.slots import bounded, chunk_within_stall, default_slots, parse_slots
 
@@ -47,6 +48,31 @@ def test_listen(text: str, expected: str) -> None:
 def test_bad_listen(text: str) -> None:
     with pytest.raises(UsageError, match="--listen"):
         options.listen_multiaddr(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("9464", "127.0.0.1", 9464),
+        ("0.0.0.0:9464", "0.0.0.0", 9464),
+        ("[::1]:0", "::1", 0),
+        ("metrics.example:80", "metrics.example", 80),
+    ],
+)
+def test_metrics(text: str, host: str, port: int) -> None:
+    assert options.metrics_address(text) == HostPort(host, port)
+
+
+@pytest.mark.parametrize("text", ["", ":9464", "a:b", "70000", "http://localhost:9464", "::1:80", "host:"])
+def test_bad_metrics(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--metrics .*; write for example --metrics 127.0.0.1:9464"):
+        options.metrics_address(text)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_no_time(value: float) -> None:
+    with pytest.raises(UsageError, match=r"--idle-seconds .*; choose a number of seconds"):
+        options.seconds("--idle-seconds", value)
 
 
 def test_slots() -> None:

@@ -103,6 +103,10 @@ async def test_a_replayed_step_is_not_answered(chain: Chain, client: Peer) -> No
         await mine.data.send_step(mine.step(0, PROMPT, replay=True))
         answer = await mine.compute(len(PROMPT), [1])
         assert answer.step == 2
+        replays = [timing.replay_us for timing in answer.timings]
+        assert len(replays) == len(chain) and min(replays) > 0, "each hop tells what the replay took"
+        again = await mine.compute(len(PROMPT) + 1, [2])
+        assert [timing.replay_us for timing in again.timings] == [0, 0], "once"
 
 
 async def test_every_hop_reports_when_asked(chain: Chain, client: Peer) -> None:

@@ -208,7 +208,7 @@ bodies: dict[type[Body], st.SearchStrategy[Body]] = {
     pb.StepDone: st.builds(pb.StepDone, session_id=session_ids, epoch=epochs, step=steps, position=positions),
     pb.Draining: st.builds(pb.Draining, session_id=session_ids, seconds=st.floats(0, limits.MAX_SECONDS)),
     pb.CopyState: st.builds(
-        pb.CopyState, session_id=session_ids, understudy=neighbours, run=layers, upto_tokens=positions
+        pb.CopyState, session_id=session_ids, understudy=neighbours, run=layers, upto_tokens=positions, order=u32
     ),
     pb.Copied: st.builds(
         pb.Copied,
