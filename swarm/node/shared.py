@@ -213,7 +213,7 @@ class Shared:
             logger.debug("slot %d was emptied with its engine: %s", slot, error)
 
 
-def engine_lost(cause: str, *, blamed: bool) -> WireError:
+def engine_lost(cause: str, *, blamed: bool = False) -> WireError:
     when = " in a step of this session" if blamed else ""
     return WireError(
         pb.ENGINE_LOST,
