@@ -1,8 +1,9 @@
 """Many clients over three local nodes, against the same engines driven in process with the calls that the nodes made.
 
 A round goes through all numbers of clients; at each the swarm, the replay of its calls and the unsplit model take
-turns, so that noise of the machine meets all alike. The unsplit model decodes all clients' rows in each call, with as many
-threads as all nodes have, or the machine has cores.
+turns, so that noise of the machine meets all alike. The unsplit model decodes all clients' rows in each call, with as
+many threads as all nodes have, or the machine has cores. Processor time is compared, too: it hardly depends on who else
+uses the machine.
 """
 
 from __future__ import annotations
