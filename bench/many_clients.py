@@ -2,7 +2,8 @@
 
 A round goes through all numbers of clients; at each the swarm, the replay of its calls and the unsplit model take
 turns, so that noise of the machine meets all alike. The unsplit model decodes all clients' rows in each call, with as
-many threads as all nodes have, or the machine has cores.
+many threads as all nodes have, or the machine has cores. Processor time is compared, too: it hardly depends on who else
+uses the machine.
 """
 
 from __future__ import annotations
