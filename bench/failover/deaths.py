@@ -118,7 +118,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 DEATHS = Part(
     name="deaths",
-    help="tokens/s of an answer with 0, 1 and 3 deaths, and of one that begins again",
+    help="tokens/s of an answer in which hops die, and of one that begins again",
     about=__doc__,
     settings=("deaths", "tokens", "prompt_tokens", "rounds"),
     add_options=_add_options,

@@ -95,7 +95,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 LONG = Part(
     name="long",
-    help="a death at 8k tokens of context, with replay and with standby",
+    help="a death in a long context (8k tokens), with replay and with standby",
     about=__doc__,
     settings=("prompt_tokens", "rounds", "without_standby"),
     add_options=_add_options,
