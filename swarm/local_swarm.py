@@ -122,7 +122,8 @@ def local_swarm(
 ) -> Iterator[LocalSwarm]:
     """Run one node per span on loopback until the block ends; logs and keys go to ``folder``.
 
-    ``module`` is what runs instead of the node's command line. Progress is printed to stderr. Raises ``SwarmError`` when a node does not come up. All nodes are gone afterwards.
+    ``module`` is what runs instead of the node's command line. Progress is printed to stderr. Raises ``SwarmError``
+    when a node does not come up. All nodes are gone afterwards.
     """
     nodes: list[NodeProcess] = []
     peers = ["--new-swarm"]
