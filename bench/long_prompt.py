@@ -2,7 +2,7 @@
 
 In each round the clients decode alone, the prompt is computed alone, and then both at the same time, over the same
 nodes. A token passes every hop and may wait at each for the chunk that is computed there: "one chunk" is what a chunk
-takes in all hops together, as they said.
+takes in all hops together, as they said when the prompt was alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Samples:
     loud_tokens: list[list[float]] = field(default_factory=list)
     quiet_prompt: list[float] = field(default_factory=list)
     loud_prompt: list[float] = field(default_factory=list)
-    chunk: list[float] = field(default_factory=list)  # seconds of compute in all hops, of each whole one among others
+    chunk: list[float] = field(default_factory=list)  # seconds of compute in all hops, of each whole one in quiet
 
     def worst_p95(self, tokens: Sequence[Sequence[float]]) -> float:
         """Of the client that waits most."""
@@ -88,13 +88,13 @@ class Bench:
             _extend(into.quiet_tokens, clients)
             into.numerics_id = clients.clients[0].session.numerics_ids[0]
         async with self._prompt() as prompt:
-            into.quiet_prompt.append((await _prefill(prompt))[0])
-        async with self._crowd(context_tokens(options)) as clients:
-            await clients.prefill()
-            seconds, traces = await self._together(clients)
-            into.loud_prompt.append(seconds)
+            seconds, traces = await _prefill(prompt)
+            into.quiet_prompt.append(seconds)
             whole = [trace for trace in traces if trace.n_tokens == max(trace.n_tokens for trace in traces)]
             into.chunk += [sum(hop.compute_us for hop in trace.hops) / 1e6 for trace in whole]
+        async with self._crowd(context_tokens(options)) as clients:
+            await clients.prefill()
+            into.loud_prompt.append(await self._together(clients))
             _extend(into.loud_tokens, clients)
 
     def _crowd(self, n_tokens: int) -> AbstractAsyncContextManager[Crowd]:
@@ -107,14 +107,14 @@ class Bench:
         async with crowd(self._peers[1:], [self._tokens(length)], length, context_tokens(self._options)) as alone:
             yield alone.clients[0]
 
-    async def _together(self, clients: Crowd) -> tuple[float, list[StepTrace]]:
+    async def _together(self, clients: Crowd) -> float:
         """The clients decode as long as the prompt takes."""
         stop = asyncio.Event()
         async with self._prompt() as prompt, asyncio.TaskGroup() as group:
             for client in clients.clients:
                 group.create_task(client.decode_until(stop))
             try:
-                return await _prefill(prompt)
+                return (await _prefill(prompt))[0]
             finally:
                 stop.set()
 
@@ -178,7 +178,7 @@ def record_of(options: argparse.Namespace, manifest: Manifest, samples: Samples)
             "tokens": options.tokens,
             "rounds": options.rounds,
             "threads": options.threads,
-            "one_chunk": "median compute of a chunk in all hops together",
+            "one_chunk": "median compute of a chunk of the quiet prompt in all hops together",
         },
         samples={
             "quiet_prompt_seconds": samples.quiet_prompt,

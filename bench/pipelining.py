@@ -1,7 +1,8 @@
 """What keeping both hops of a chain busy gives: a core for each, chunks sent ahead, and two clients instead of one.
 
 The ways take turns within a round, so that noise of the machine meets all alike. With --links the nodes are behind
-links of a delay each; without, they share the machine's loopback.
+links of a delay each; without, they share the machine's loopback. Beside it stands what two cores do more than one when
+the halves of the model compute in this process: cores share memory and caches, and more than that no chain can give.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.crowd import crowd
+from bench.crowd.ceiling import Ceiling
 from bench.crowd.pin import pin
 from bench.links import Shape
 from bench.links.linked_swarm import linked_swarm
@@ -44,6 +46,8 @@ class Samples:
     pipelined: list[float] = field(default_factory=list)
     one_client: list[float] = field(default_factory=list)
     two_clients: list[float] = field(default_factory=list)  # until both are done
+    prefill_ceiling: list[float] = field(default_factory=list)  # ratios, of both cores to one
+    decode_ceiling: list[float] = field(default_factory=list)
 
     @property
     def prefill_ratio(self) -> float:
@@ -56,10 +60,11 @@ class Samples:
 
 
 class Bench:
-    def __init__(self, options: argparse.Namespace, manifest: Manifest, peer: SwarmClient) -> None:
+    def __init__(self, options: argparse.Namespace, manifest: Manifest, peer: SwarmClient, ceiling: Ceiling) -> None:
         self._options = options
         self._manifest = manifest
         self._peer = peer
+        self._ceiling = ceiling
         self._rng = np.random.default_rng(0)
 
     async def once(self, into: Samples) -> None:
@@ -68,6 +73,8 @@ class Bench:
         into.pipelined.append(await self._prefill(options.window))
         into.one_client.append(await self._decode(1, into))
         into.two_clients.append(await self._decode(2, into))
+        into.prefill_ceiling.append(await asyncio.to_thread(self._ceiling.measure, tiled=True))
+        into.decode_ceiling.append(await asyncio.to_thread(self._ceiling.measure, tiled=False))
 
     async def _prefill(self, window: int) -> float:
         length = self._options.prompt_tokens
@@ -102,7 +109,9 @@ async def measure(options: argparse.Namespace, manifest: Manifest) -> Samples:
         for core, pid in zip(sorted(os.sched_getaffinity(0)), pids, strict=False):
             pin(pid, core)
         peer = await stack.enter_async_context(SwarmClient.connect([address]))
-        bench = Bench(options, manifest, peer)
+        ceiling = Ceiling(options.model, even_spans(manifest, HOPS), options.chunk)
+        stack.callback(ceiling.close)
+        bench = Bench(options, manifest, peer, ceiling)
         for number in range(options.rounds + 1):
             await bench.once(samples if number else Samples())  # the first round warms up
             print(f"round {number} of {options.rounds} done", file=sys.stderr, flush=True)
@@ -151,8 +160,15 @@ def record_of(options: argparse.Namespace, manifest: Manifest, samples: Samples)
             "prefill_pipelined_seconds": samples.pipelined,
             "one_client_seconds": samples.one_client,
             "two_clients_seconds": samples.two_clients,
+            "two_cores_prefill_ratio": samples.prefill_ceiling,
+            "two_cores_decode_ratio": samples.decode_ceiling,
         },
-        summary={"prefill_ratio": samples.prefill_ratio, "two_clients_ratio": samples.clients_ratio},
+        summary={
+            "prefill_ratio": samples.prefill_ratio,
+            "two_clients_ratio": samples.clients_ratio,
+            "two_cores_prefill_ratio": statistics.median(samples.prefill_ceiling),
+            "two_cores_decode_ratio": statistics.median(samples.decode_ceiling),
+        },
         target=f"both >= {TARGET}",
         verdict="reached" if worst >= TARGET else "missed",
     )
@@ -161,8 +177,10 @@ def record_of(options: argparse.Namespace, manifest: Manifest, samples: Samples)
 def report(record: Record) -> str:
     value = record.summary
     return (
-        f"prefill, chunks sent ahead: {value['prefill_ratio']:.2f} times the speed of one after the other\n"
-        f"two clients: {value['two_clients_ratio']:.2f} times the tokens a second of one\n"
+        f"prefill, chunks sent ahead: {value['prefill_ratio']:.2f} times the speed of one after the other; "
+        f"two cores without a swarm: {value['two_cores_prefill_ratio']:.2f}\n"
+        f"two clients: {value['two_clients_ratio']:.2f} times the tokens a second of one; "
+        f"two cores without a swarm: {value['two_cores_decode_ratio']:.2f}\n"
         f"target: {record.target}: {record.verdict}"
     )
 

@@ -64,6 +64,7 @@ def test_pipelining(
     record = recorded(pipelining.main, llama_untied_path, options, written)
     assert record.summary["prefill_ratio"] > 0
     assert record.summary["two_clients_ratio"] > 0
+    assert record.summary["two_cores_prefill_ratio"] > 0
     assert ("--links 1" in record.command) == bool(links)
     assert "two clients:" in capsys.readouterr().out
 
