@@ -329,6 +329,8 @@ class LastingSession:
             tokens = tuple(request.tokens)
             self._track.append(request.start, len(tokens), chunk=request.kind == pb.PREFILL, content=tokens)
         self._suspicion.passed(self._track.end)
+        if booked is not None and not self._sent:
+            self._recovery.understudies.gone_back()
         if self._case is not None and booked is not None:
             self.recoveries.append(self._case.trace(booked.trace))
             self._case = None
