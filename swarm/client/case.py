@@ -60,6 +60,11 @@ class Case:
         more = len(self.story) - MAX_TOLD
         return ", ".join(self.story[:MAX_TOLD]) + (f", and {more} more failures" if more > 0 else "")
 
+    def paused(self) -> None:
+        """Till now nobody asked for anything since the hops were linked: that time was no wait."""
+        idle = time.monotonic() - self.linked if self.linked else 0.0
+        self.began, self.linked = self.began + idle, self.linked + idle
+
     def trace(self, answer: StepTrace) -> RecoveryTrace:
         """When the session has answered again; ``answer`` is that step's."""
         now = time.monotonic()

@@ -119,7 +119,7 @@ class Keeper:
         lacking = [hop for hop in chain.hops if not (hop.draining_until or self._understudies.of(hop.place.peer_id))]
         if not lacking:
             return True
-        if chain.failure is not None:
+        if chain.failure is not None or self._understudies.is_going_back:
             return False
         records = await self._look()
         found = [await self._waits(chain, hop, records) for hop in lacking]

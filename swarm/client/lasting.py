@@ -145,6 +145,8 @@ class LastingSession:
             if self._failure is not None:
                 raise self._failure
             end = self._check_start(request)
+            if self._case is not None and not self._sent:
+                self._case.paused()
             if request.start < end and request is not self._last:  # what is repeated stays the same
                 self._recovery.understudies.rolled_back(request.start)
             self._last_number += 1
@@ -233,8 +235,11 @@ class LastingSession:
             return await self._swapped(place, "leaves the swarm", case)
 
     async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
-        """Another session of the same hops that holds the same, and what that is. Raises UsageError while steps are
-        under way, PeerFailed when a hop can't copy what it holds."""
+        """Another session of the same hops that holds the same, and what that is; those that were lost are replaced
+        before. Raises UsageError while steps are under way, PeerFailed when a hop can't copy what it holds."""
+        is_whole = self._last is not None and self._last.start + len(self._last.tokens) == self._track.end
+        if self._chain.failure is not None and self._last is not None and is_whole and not self._sent:
+            await self.step(self._last)  # mends the chain, and returns when its hops hold all again
         async with self._order:
             if self._sent:
                 raise UsageError("steps of the session are under way; take their answers before you fork it")
@@ -329,6 +334,8 @@ class LastingSession:
             tokens = tuple(request.tokens)
             self._track.append(request.start, len(tokens), chunk=request.kind == pb.PREFILL, content=tokens)
         self._suspicion.passed(self._track.end)
+        if booked is not None and not self._sent:
+            self._recovery.understudies.gone_back()
         if self._case is not None and booked is not None:
             self.recoveries.append(self._case.trace(booked.trace))
             self._case = None

@@ -82,6 +82,8 @@ class Understudy:
             self.failure = clean_text(copied.failure)
             logger.info("what peer %s holds is copied no more: %s", self.primary, self.failure)
             self._on_lost()
+        elif self.is_stale:
+            self._on_lost()
 
     # --- what it says (HopEvents)
 
@@ -104,7 +106,7 @@ class Understudy:
 
 class Understudies:
     """Of one session. Those of one primary cover its layers together: without one of them the others are of no use.
-    ``on_lost`` is told when one is of no more use. ``close`` waits until all are closed."""
+    ``on_lost`` is told when one is of no more use, or another may come. ``close`` waits until all are closed."""
 
     def __init__(self, network: Network, timeouts: Timeouts) -> None:
         self._network = network
@@ -112,7 +114,13 @@ class Understudies:
         self._of: dict[PeerId, list[Understudy]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._going_back: int | None = None  # hops may hold other tokens from there on
         self.on_lost: Callable[[], None] = lambda: None
+
+    @property
+    def is_going_back(self) -> bool:
+        """Whether hops may still hold, and copy, what was rolled back."""
+        return self._going_back is not None
 
     def of(self, primary: PeerId) -> list[Understudy]:
         """In the order of their layers; none when one of them is lost."""
@@ -146,6 +154,8 @@ class Understudies:
         self._of[primary.place.peer_id] = found
         for one in found:
             one.hop.attend(one, self._timeouts)
+            if self._going_back is not None:
+                one.rolled_back(self._going_back)
 
     async def ask(self, chain: ChainSession, primary: PeerId, upto_tokens: int) -> None:
         """Raises PeerFailed when the primary is gone."""
@@ -177,11 +187,18 @@ class Understudies:
                 one.note(copied)
 
     def rolled_back(self, start: int) -> None:
+        self._going_back = start if self._going_back is None else min(self._going_back, start)
         for found in self._of.values():
             for one in found:
                 one.rolled_back(start)
                 if one.is_stale:
                     self._lost()
+
+    def gone_back(self) -> None:
+        """Every hop has computed what was sent since the session went back."""
+        if self._going_back is not None:
+            self._going_back = None
+            self.on_lost()
 
     def taken(self, hops: Iterable[Hop | None]) -> None:
         """Those of them that are understudies belong to a chain from now on."""

@@ -48,6 +48,7 @@ class Limits:
     tokens_in_flight: int = 32768  # of all peers
     opens: PerMinute = PerMinute(600, 6000)  # sessions
     rows: PerMinute = PerMinute(1200, 12000)  # of logits, 600 KB each for the largest vocabulary
+    copies: PerMinute = PerMinute(600, 6000)  # begun, to a node that a client has named
     questions: PerMinute = PerMinute(3000, 30000)  # what the node is
     pieces: PerMinute = PerMinute(120, 1200)  # manifests and headers
     poison_strikes: int = 2  # engines a session may cost before it is refused

@@ -9,7 +9,7 @@ from swarm.node.copier import Copier
 from swarm.node.live import LiveSession
 from swarm.node.sessions import Neighbour
 from swarm.node.shared import Shared
-from swarm.protocol import FrameStream, pb
+from swarm.protocol import FrameStream, WireError, pb
 
 MOST = 4  # at a time: a hop is moved to one node, or to a few that share its layers
 
@@ -53,6 +53,10 @@ class Copies:
             return f"layers {order.run.first}:{order.run.last} are no part of the session's {first}:{last} here"
         if len(self._running) >= MOST:
             return f"{MOST} copies of the session are under way already"
+        try:
+            self._shared.rates.copies.take(self._live.session.owner)
+        except WireError as limit:
+            return limit.message
         return ""
 
     async def _run(self, copier: Copier) -> None:

@@ -82,6 +82,7 @@ class Rates:
 
     opens: Rate
     rows: Rate
+    copies: Rate
     questions: Rate
     pieces: Rate
 
@@ -90,6 +91,7 @@ class Rates:
         return cls(
             Rate("sessions", limits.opens, clock),
             Rate("rows of logits", limits.rows, clock),
+            Rate("copies of sessions", limits.copies, clock),
             Rate("questions", limits.questions, clock),
             Rate("pieces of the artifact", limits.pieces, clock),
         )

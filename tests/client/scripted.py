@@ -101,7 +101,9 @@ class ScriptedHop:
         self.sessions += 1
         self.waits = opening.HasField("understudy_of")
         try:
-            await stream.send(pb.Opened(epoch=opening.epoch, slot_tokens=4096, numerics_id="n", clock_us=_now_us()))
+            opened = pb.Opened(epoch=opening.epoch, slot_tokens=4096, numerics_id="n", clock_us=_now_us())
+            opened.position = opening.fork_tokens
+            await stream.send(opened)
             await self._listen(stream)
         finally:
             self.sessions -= 1

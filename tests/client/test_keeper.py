@@ -164,6 +164,48 @@ async def test_what_nobody_waited_for_may_have_been_copied_and_is_not_kept() -> 
         assert at.hops[3].rerouted[0].keep_tokens == 4
 
 
+async def test_nobody_waits_while_a_hop_may_hold_what_was_rolled_back() -> None:
+    """What is copied of it before the step that goes back arrives there would never be told from the rest."""
+    async with scene((10, 20), standby=True) as at:
+        spare = at.records.pop()
+        await at.prefilled()
+        at.hops[0].answers_steps = False
+        number = await at.session.send(StepRequest(2, (11,), pb.DECODE, ROW))
+        at.records.append(spare)
+        await asyncio.sleep(3 * keeper.FIRST_PAUSE_SECONDS)
+        assert not at.hops[3].opened
+        at.hops[0].answers_steps = True
+        await at.hops[2].answer(at.hops[0].steps[-1])
+        await at.session.answer(number)
+        await until(lambda: at.hops[1].copies)
+
+
+async def test_nobody_waits_while_a_hop_may_hold_what_nobody_waited_for() -> None:
+    async with scene((10, 20), standby=True) as at:
+        spare = at.records.pop()
+        await at.prefilled()
+        at.hops[0].answers_steps = False
+        await at.session.send(StepRequest(4, (11,), pb.DECODE, ROW))
+        assert at.session.rest()
+        at.records.append(spare)
+        await asyncio.sleep(3 * keeper.FIRST_PAUSE_SECONDS)
+        assert not at.hops[3].opened
+        at.hops[0].answers_steps = True
+        await decoded(at, 4)
+        await until(lambda: at.hops[1].copies)
+
+
+async def test_one_that_is_given_more_and_more_beyond_what_was_rolled_back_is_opened_anew() -> None:
+    """Also when every hop has one, and nobody is looked for."""
+    async with scene((0, 10), (10, 20), (20, 30), standby=True) as at:
+        await at.prefilled()
+        await until(lambda: all(hop.copies for hop in at.hops[:3]))
+        waiting = int(at.hops[1].copies[0].understudy.peer_id[-1])
+        await at.session.step(StepRequest(2, (11,), pb.DECODE, ROW))
+        await copied(at, 1, waiting, 600)
+        await until(lambda: len(at.hops[1].copies) == 2)
+
+
 async def test_one_that_is_far_behind_what_was_rolled_back_is_opened_anew() -> None:
     async with scene((10, 20), standby=True) as at:
         await at.prefilled()

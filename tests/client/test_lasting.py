@@ -500,3 +500,24 @@ async def test_a_gap_is_the_callers_mistake() -> None:
         with pytest.raises(UsageError, match="starts at 5, after 4 tokens"):
             await at.session.send(StepRequest(5, (9,), pb.DECODE, ROW))
         await at.session.step(StepRequest(2, (9,), pb.DECODE, ROW))
+
+
+async def test_a_session_that_lost_a_hop_while_it_waited_can_be_forked() -> None:
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        await at.lose(1)
+        await until(lambda: at.session.chain.failure is not None)
+        fork, track = await at.session.forked(at.network)
+        assert [place.peer_id for place in fork.places] == at.peers() == ["peer0", "peer3", "peer2"]
+        assert track.end == 4 and at.session.tokens == (*TOKENS, 8)
+        await fork.close()
+
+
+async def test_a_pause_is_not_told_longer_than_somebody_waited() -> None:
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        assert await at.session.replace(1, "was slow")
+        await asyncio.sleep(0.5)
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        (recovery,) = at.session.recoveries
+        assert recovery.planning_seconds + recovery.replay_seconds < 0.5

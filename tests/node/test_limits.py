@@ -27,7 +27,7 @@ from swarm.node.rates import Rate, Rates
 from swarm.node.sessions import Counts
 from swarm.protocol import CONTROL_STREAM, INFO_STREAM, WireError, pb
 from tests.node.clients import patient_client
-from tests.node.harness import Session, client_peer, config, hang_up, hear, say, until
+from tests.node.harness import Session, client_peer, config, hang_up, hear, say, session, until
 
 CHUNK, CONTEXT = 64, 512
 
@@ -35,7 +35,7 @@ CHUNK, CONTEXT = 64, 512
 def limits(per_minute: int) -> Limits:
     """A minute for each peer and kind of request."""
     rate = PerMinute(per_minute, 1000)
-    return Limits(tokens_in_flight_per_peer=2 * CHUNK, opens=rate, rows=rate, questions=rate, pieces=rate)
+    return Limits(tokens_in_flight_per_peer=2 * CHUNK, opens=rate, rows=rate, copies=rate, questions=rate, pieces=rate)
 
 
 STRICT = limits(2)
@@ -117,6 +117,25 @@ async def test_too_many_opens_are_refused_with_a_time_to_come_back(nodes: tuple[
         assert "sessions a minute: at most 2 for one peer, again in" in refusal.message
         assert node.shared.counters["limit_reached"] == before + 1
         assert isinstance(await opening(other, node), pb.Opened), "others are not held to it"
+
+
+async def test_too_many_copies_are_refused_and_the_session_goes_on(nodes: tuple[SwarmNode, SwarmNode]) -> None:
+    """Each makes the node reach out to an address that its client has chosen."""
+    node = nodes[0]
+    async with client_peer(node) as one, session(one, node) as mine:
+
+        async def ordered(understudy: str) -> str:
+            run = pb.Layers(first=0, last=6)
+            order = pb.CopyState(session_id=mine.id, understudy=pb.Neighbour(peer_id=understudy), run=run)
+            await mine.control[0].send(order)
+            while not isinstance(said := await hear(mine.control[0]), pb.Copied):
+                assert isinstance(said, pb.Pong), said
+            return said.failure
+
+        for _ in range(2):
+            assert "can't be reached" in await ordered(one.peer_id)
+        assert "copies of sessions a minute: at most 2 for one peer, again in" in await ordered(one.peer_id)
+        await mine.compute(0, [5])
 
 
 async def opening(peer: Peer, node: SwarmNode) -> object:
