@@ -500,3 +500,16 @@ async def test_a_gap_is_the_callers_mistake() -> None:
         with pytest.raises(UsageError, match="starts at 5, after 4 tokens"):
             await at.session.send(StepRequest(5, (9,), pb.DECODE, ROW))
         await at.session.step(StepRequest(2, (9,), pb.DECODE, ROW))
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, 5, 8])
+async def test_closing_goes_on_when_its_caller_is_cancelled(passes: int) -> None:
+    async with scene() as at:
+        await at.prefilled()
+        closing = asyncio.create_task(at.session.close())
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        async with asyncio.timeout(10):
+            await at.network.idle()
