@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from swarm.errors import ContextExceeded, SwarmError, UsageError
 from swarm.ids import PeerId, SessionId
 from swarm.protocol import pb
 from swarm.replay import Track
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -144,6 +147,25 @@ class LastingSession:
         self._sent.clear()
         self._untaken.clear()
         return True
+
+    async def resume(self, seconds: float) -> bool:
+        """Replaces hops that were lost while the session rested. False when nobody takes over within ``seconds``, or
+        when it fails in another way: it is closed then, as when this is cancelled."""
+        resumed = False
+        try:
+            async with self._order:
+                if self._chain.failure is not None:
+                    self._case = self._case or self._new_case()
+                    self._case.patience_seconds = seconds
+                    await self._mend()
+                    self._case.patience_seconds = None
+            resumed = True
+        except SwarmError as error:
+            logger.info("%s", error)
+        finally:
+            if not resumed:
+                await self.close()
+        return resumed
 
     async def send(self, request: StepRequest) -> int:
         """Sends a step and returns its number for ``answer``. Waits while the transport is full or hops are missing."""
@@ -318,7 +340,7 @@ class LastingSession:
         held = self.held_tokens
         self._track.truncate(held)
         if self._case is None:
-            self._case = Case(held, self._chain.silent_seconds, suspicion=self._suspicion)
+            self._case = self._new_case()
         self._case.pending_end = max((sent.request.start + len(sent.request.tokens) for sent in pending), default=held)
         requests = [sent.request for sent in pending]
         mending = self._recovery.mend(self._chain, self._track, requests, self._case)
@@ -340,6 +362,9 @@ class LastingSession:
         self._watch()
         for sent, number in zip(pending, numbers, strict=True):
             sent.number = number
+
+    def _new_case(self) -> Case:
+        return Case(self.held_tokens, self._chain.silent_seconds, suspicion=self._suspicion)
 
     def _settle(self) -> None:
         """Books what has been answered without a gap before it."""

@@ -1,4 +1,4 @@
-"""Forks of sessions that have lost a hop, or are over, as a real client makes them of real nodes."""
+"""Sessions that go on after a hop was lost: forks, and the next turn of a conversation. Real clients, real nodes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from swarm import ClientConfig, SwarmClient, Timeouts
+from swarm.client.generate import GenerationOptions
 from swarm.client.steps import StepRequest, WantedRow
 from swarm.errors import SwarmError
 from swarm.node.node import SwarmNode
 from swarm.protocol import WireError, pb
 from tests.node.clients import patient_client
-from tests.node.harness import CONTEXT
+from tests.node.harness import CONTEXT, Session, client_peer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,3 +44,19 @@ async def test_a_closed_session_is_not_forked(chain: tuple[SwarmNode, SwarmNode]
             await session.step(SHORT)
         with pytest.raises(SwarmError, match=r"^the session is closed; open a new one$"):
             await client.fork(session)
+
+
+async def test_a_turn_does_not_wait_for_a_slot_of_the_size_of_the_last_one(
+    chain: tuple[SwarmNode, SwarmNode], folder: Path
+) -> None:
+    config = ClientConfig(cache_dir=folder, keep_sessions=1, timeouts=Timeouts(route_seconds=1, recover_seconds=600))
+    async with client_peer(*chain) as other, SwarmClient.connect(chain[0].addresses, config) as client:
+        one = await client.generate(PROMPT, GenerationOptions(max_tokens=4))
+        await one.finish()
+        for live in tuple(chain[1].shared.lives.values()):
+            chain[1].shared.end(live, WireError(pb.UNKNOWN_SESSION, "another one needed its slot"))
+        await Session(other, chain[1:], context_tokens=2 * CONTEXT).open()
+        two = await client.generate(PROMPT, GenerationOptions(max_tokens=4))
+        await two.finish()
+    assert (one.context_tokens, two.context_tokens) == (2 * CONTEXT, CONTEXT)
+    assert one.progress.token_ids == two.progress.token_ids
