@@ -46,7 +46,7 @@ QUICK = [
 ]
 LONG = [
     pytest.param(case("smollm2_path", ((0, 10), (10, 20), (20, 30)), 49152, 64, 1100, 60), id="smollm2"),
-    pytest.param(case("glm_tiny", ((0, 4), (4, 8)), 400, 64, 1100, 60), id="glm-tiny"),
+    pytest.param(case("glm_tiny", ((0, 2), (2, 8)), 400, 64, 1100, 60), id="glm-tiny"),
     pytest.param(case("glm_random_ud_path", ((0, 1), (1, 6), (6, 10)), 260, 64, 1100, 60), id="glm-random"),
 ]
 
