@@ -24,6 +24,7 @@ class Case:
     began: float = field(default_factory=time.monotonic)
     linked: float = 0.0  # when the hops were last under a new route
     waiting_since: float | None = None
+    patience_seconds: float | None = None  # for somebody to take over; None: as long as the client has
     attempts: int = 0
     copied_tokens: int | None = None  # the least that an understudy held which came into the chain
     replayed_tokens: int = 0  # of the last attempt: what some hop must compute again

@@ -235,7 +235,8 @@ class SwarmClient:
 
     async def _kept_or_new(self, artifact: ClientArtifact, tokens: Sequence[int], need: Need) -> LastingSession:
         kept = self._kept.take(artifact.id, tokens, need)
-        if kept is not None:
+        # a new one finds a chain where this one, with its hops and its size, may not
+        if kept is not None and await kept.resume(self.config.timeouts.route_seconds):
             return kept
         await self._kept.make_room()
         return await self._open(artifact, need.with_room_to_go_on() if self.config.keep_sessions else need)

@@ -45,15 +45,18 @@ class KeptSessions:
             await self._end(next(iter(self._sessions)))
 
     async def keep(self, session: LastingSession) -> None:
-        """Or ends it, when it has failed, or none are kept."""
-        if not self._most or not session.rest():
+        """Or ends it, when it has failed, holds too little to be taken again, or none are kept."""
+        if not self._most or not session.rest() or len(session.tokens) < MIN_SHARED_TOKENS:
             await session.close()
             return
-        await self.make_room()
         loop = asyncio.get_running_loop()
         self._sessions[session] = loop.call_later(self._seconds, self._end_soon, session)
+        while len(self._sessions) > self._most:
+            await self._end(next(iter(self._sessions)))
 
     async def close(self) -> None:
+        """Whatever comes back after that is ended."""
+        self._most = 0
         for session in tuple(self._sessions):
             await self._end(session)
         await asyncio.gather(*self._ending)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from swarm.errors import ContextExceeded, SwarmError, UsageError
 from swarm.ids import PeerId, SessionId
 from swarm.protocol import pb
 from swarm.replay import Track
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -73,6 +76,7 @@ class LastingSession:
         self._last_chain: ChainSession | None = None  # whose exit keeps its row
         self._order = asyncio.Lock()  # of sending, and of mending
         self._mending: asyncio.Task[tuple[ChainSession, list[int]]] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._watch()
         if scout is not None:
             scout.watch(self)
@@ -84,7 +88,12 @@ class LastingSession:
         await self.close()
 
     async def close(self) -> None:
-        """Frees the slots. Safe to call again."""
+        """Frees the slots, which goes on when this is cancelled: nobody might call it again. Safe to call again."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="chain session")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if self._failure is None:
             self._failure = SwarmError("the session is closed; open a new one")
         if self._scout is not None:
@@ -138,6 +147,25 @@ class LastingSession:
         self._sent.clear()
         self._untaken.clear()
         return True
+
+    async def resume(self, seconds: float) -> bool:
+        """Replaces hops that were lost while the session rested. False when nobody takes over within ``seconds``, or
+        when it fails in another way: it is closed then, as when this is cancelled."""
+        resumed = False
+        try:
+            async with self._order:
+                if self._chain.failure is not None:
+                    self._case = self._case or self._new_case()
+                    self._case.patience_seconds = seconds
+                    await self._mend()
+                    self._case.patience_seconds = None
+            resumed = True
+        except SwarmError as error:
+            logger.info("%s", error)
+        finally:
+            if not resumed:
+                await self.close()
+        return resumed
 
     async def send(self, request: StepRequest) -> int:
         """Sends a step and returns its number for ``answer``. Waits while the transport is full or hops are missing."""
@@ -235,25 +263,39 @@ class LastingSession:
             return await self._swapped(place, "leaves the swarm", case)
 
     async def forked(self, network: Network) -> tuple[ChainSession, Track[tuple[int, ...]]]:
-        """Another session of the same hops that holds the same, and what that is; those that were lost are replaced
-        before. Raises UsageError while steps are under way, PeerFailed when a hop can't copy what it holds."""
-        is_whole = self._last is not None and self._last.start + len(self._last.tokens) == self._track.end
-        if self._chain.failure is not None and self._last is not None and is_whole and not self._sent:
-            await self.step(self._last)  # mends the chain, and returns when its hops hold all again
+        """Another session of the same hops that holds the same, and what that is; hops that are missing are replaced
+        first. Raises UsageError while steps are under way, PeerFailed when a hop can't copy what it holds."""
         async with self._order:
             if self._sent:
                 raise UsageError("steps of the session are under way; take their answers before you fork it")
-            held = self._track.end
-            chain = await ChainSession.open(
-                network, self.places, self.terms, self._chain.timeouts, ForkOf(self.session_id, held)
-            )
-            track = self._track.copy()
+            while True:
+                if self._failure is not None:
+                    raise self._failure
+                try:
+                    if self._chain.failure is not None:
+                        await self._mend()
+                        await self._caught_up()
+                    return await self._forked(network), self._track.copy()
+                except MENDABLE:
+                    if self._chain.failure is None:
+                        raise
+
+    # --- inside
+
+    async def _forked(self, network: Network) -> ChainSession:
+        held = self._track.end
+        fork_of = ForkOf(self.session_id, held)
+        chain = await ChainSession.open(network, self.places, self.terms, self._chain.timeouts, fork_of)
         if chain.held < held:
             await chain.close()
             raise peer_failed(self.places[0], f"copied {chain.held} of {held} tokens")
-        return chain, track
+        return chain
 
-    # --- inside
+    async def _caught_up(self) -> None:
+        """Returns when every hop of a mended chain holds what is held: the answer to its last step tells."""
+        for step in self._track.replay(max(self._track.end - 1, 0), self.terms.chunk_tokens):
+            tokens = [token for part in step.slices for token in part.content[part.first : part.last]]
+            await self._chain.step(StepRequest(step.start, tokens, pb.PREFILL if step.chunk else pb.DECODE))
 
     def _check_start(self, request: StepRequest) -> int:
         """Where the session ends before it. A gap, and what is beyond the context, would be refused by the first hop,
@@ -300,7 +342,7 @@ class LastingSession:
         held = self.held_tokens
         self._track.truncate(held)
         if self._case is None:
-            self._case = Case(held, self._chain.silent_seconds, suspicion=self._suspicion)
+            self._case = self._new_case()
         self._case.pending_end = max((sent.request.start + len(sent.request.tokens) for sent in pending), default=held)
         requests = [sent.request for sent in pending]
         mending = self._recovery.mend(self._chain, self._track, requests, self._case)
@@ -322,6 +364,9 @@ class LastingSession:
         self._watch()
         for sent, number in zip(pending, numbers, strict=True):
             sent.number = number
+
+    def _new_case(self) -> Case:
+        return Case(self.held_tokens, self._chain.silent_seconds, suspicion=self._suspicion)
 
     def _settle(self) -> None:
         """Books what has been answered without a gap before it."""

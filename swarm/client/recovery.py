@@ -283,7 +283,8 @@ class Recovery:
         now = time.monotonic()
         if case.waiting_since is None:
             case.waiting_since = now
-        left = case.waiting_since + self._timeouts.recover_seconds - now
+        patience = self._timeouts.recover_seconds if case.patience_seconds is None else case.patience_seconds
+        left = case.waiting_since + patience - now
         if left <= 0:
             raise _lost(case, reason)
         why = str(reason).partition("; ")[0]

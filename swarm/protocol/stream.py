@@ -24,6 +24,7 @@ Received: TypeAlias = Body | ReceivedStep
 
 _WRITE_BYTES = 256 << 10  # handed to the transport at once
 _READ_BYTES = 256 << 10
+_FRAMES_IN_A_ROW = 16  # about a millisecond of small ones
 _LINGER_SECONDS = 0.5  # from the last word to the end
 _CLOSE_SECONDS = 1.0  # for the last bytes to leave; then the stream is cut
 
@@ -48,6 +49,7 @@ class FrameStream:
         self._assembler = StepAssembler(max_step_bytes)
         self._meter = meter or Meter()
         self._buffer = bytearray()
+        self._frames_in_a_row = 0
         self._sending = asyncio.Lock()
         self._reading = asyncio.Lock()  # between the task that receives and one that refuses
         self._closing = False
@@ -165,6 +167,13 @@ class FrameStream:
     # --- receiving
 
     async def _read_frame(self) -> bytearray | None:
+        # what is there already is read without waiting: a peer that floods this stream must not hold up the others
+        if self._frames_in_a_row >= _FRAMES_IN_A_ROW:
+            self._frames_in_a_row = 0
+            await asyncio.sleep(0)
+            if self._closing:
+                return None
+        self._frames_in_a_row += 1
         if not await self._fill(LENGTH_BYTES):
             return None
         length = check_length(int.from_bytes(self._buffer[:LENGTH_BYTES], "big"))

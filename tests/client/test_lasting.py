@@ -521,3 +521,35 @@ async def test_a_pause_is_not_told_longer_than_somebody_waited() -> None:
         await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
         (recovery,) = at.session.recoveries
         assert recovery.planning_seconds + recovery.replay_seconds < 0.5
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, 5, 8])
+async def test_closing_goes_on_when_its_caller_is_cancelled(passes: int) -> None:
+    async with scene() as at:
+        await at.prefilled()
+        closing = asyncio.create_task(at.session.close())
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        async with asyncio.timeout(10):
+            await at.network.idle()
+
+
+async def test_a_session_that_rested_goes_on_with_others_or_is_closed_soon() -> None:
+    async with scene((10, 20)) as at:
+        await at.prefilled()
+        await at.lose(1)
+        await until(lambda: at.session.chain.failure)
+        assert await at.session.resume(5)
+        assert at.peers() == ["peer0", "peer3", "peer2"]
+        await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        for hop in (1, 3):
+            at.hops[hop].refuse = pb.Error(code=pb.NODE_FULL, message="no slot is free", retry_after_seconds=0.1)
+        await at.lose(3)
+        await until(lambda: at.session.chain.failure)
+        async with asyncio.timeout(10):
+            assert not await at.session.resume(0.2)
+            await at.network.idle()
+        with pytest.raises(SessionLost, match="no slot is free"):
+            await at.session.step(StepRequest(5, (9,), pb.DECODE, ROW))

@@ -508,3 +508,24 @@ async def test_cancelled_close_still_closes(end: Callable[[FrameStream], Awaitab
         with pytest.raises(StreamClosed):
             await sending
         assert stream.closed
+
+
+async def test_a_flood_of_small_frames_does_not_hold_up_the_rest() -> None:
+    """All of them are there at once, and so are read without waiting for any."""
+    n_pings = 1000
+    async with stream_and_raw() as (stream, (_, writer)):
+        writer.write(b"".join(encode(pb.Ping(nonce=nonce)) for nonce in range(n_pings)))
+        await wait_until(lambda: len(stream._reader._buffer) > n_pings)  # type: ignore[attr-defined]
+        passes = 0
+
+        async def count() -> None:
+            nonlocal passes
+            while True:
+                await asyncio.sleep(0)
+                passes += 1
+
+        counting = asyncio.create_task(count())
+        assert [await stream.receive() for _ in range(n_pings)] == [pb.Ping(nonce=nonce) for nonce in range(n_pings)]
+        assert passes > n_pings // 20
+        counting.cancel()
+        await asyncio.wait([counting])
