@@ -4,6 +4,7 @@ Calls release the GIL."""
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,18 @@ def declarations() -> str:
     return text.split("// cffi: begin")[1].split("// cffi: end")[0].replace("SWARM_API ", "")
 
 
-@functools.cache
+_loading = threading.RLock()  # a finalizer may ask while it is held
+
+
 def load() -> tuple[Any, Any]:
-    """(ffi, lib), loaded once per process. Raises BuildError when the library is missing or does not fit, and
-    UnsupportedError when this CPU can't run it."""
+    """(ffi, lib), loaded once per process, whoever asks first. Raises BuildError when the library is missing or does
+    not fit, and UnsupportedError when this CPU can't run it."""
+    with _loading:  # what belongs to one ffi is no argument for another's functions
+        return _load()
+
+
+@functools.cache
+def _load() -> tuple[Any, Any]:
     ffi: Any = FFI()
     ffi.cdef(declarations())
     path = library_path()

@@ -20,6 +20,7 @@ from swarm.client.kept import KeptSessions
 from swarm.client.lasting import LastingSession
 from swarm.client.opening import Need, SessionOpener
 from swarm.client.recovery import Recovery, Swarm
+from swarm.client.reminder import Reminder
 from swarm.client.reply import THINK, ReplyParser
 from swarm.client.scout import Scout
 from swarm.client.template import Message, ThinkingOptions
@@ -287,6 +288,7 @@ class SwarmClient:
     async def _entry(self, model: str | None) -> ArtifactEntry:
         """Waits a little for records that are about to appear."""
         deadline = time.monotonic() + self.config.timeouts.route_seconds
+        waiting = Reminder(self._status)
         while True:
             entries = await self.artifacts()
             if model is None and len({entry.artifact_id for entry in entries}) == 1:
@@ -297,7 +299,7 @@ class SwarmClient:
             if left <= 0 or (model is None and entries):
                 raise self._no_choice(model, entries)
             wanted = f"a node that serves {model}" if model else "a node that serves a model"
-            self._status(f"waiting up to {left:.0f} s more for {wanted}")
+            waiting.tell(f"waiting up to {left:.0f} s more for {wanted}", wanted)
             await asyncio.sleep(min(POLL_SECONDS, left))
 
     def _no_choice(

@@ -15,6 +15,7 @@ from swarm.client.chain import ChainSession, SessionTerms
 from swarm.client.config import ClientConfig
 from swarm.client.context import check_context
 from swarm.client.hop import HopPlace, Network
+from swarm.client.reminder import Reminder
 from swarm.errors import ContextExceeded, NodeFull, NoRoute, PeerFailed, SwarmError
 from swarm.ids import PeerId
 from swarm.protocol import clean_text, pb
@@ -123,7 +124,7 @@ class SessionOpener:
         self._request = request
         self._config = config
         self._avoided = avoided
-        self._status = on_status
+        self._waiting = Reminder(on_status)
         self._refused: dict[PeerId, SwarmError] = {}  # by peers of this round
         self._limited: dict[PeerId, float] = {}  # until when those that had enough of this client are not asked
         self._last_refusal: SwarmError | None = None
@@ -182,7 +183,7 @@ class SessionOpener:
         if left <= 0:
             raise reason
         why = str(reason).partition("; ")[0]  # what to do about it comes when waiting was in vain
-        self._status(f"waiting up to {left:.0f} s more: {why}")
+        self._waiting.tell(f"waiting up to {left:.0f} s more: {why}", why)
         pause = min(POLL_SECONDS, left)
         soon = time.monotonic() + pause
         self._refused = {

@@ -22,6 +22,7 @@ from swarm.client.chain import ChainSession, StepRequest, Trouble
 from swarm.client.config import ClientConfig
 from swarm.client.hop import Hop, Network
 from swarm.client.links import Neighbours, attach
+from swarm.client.reminder import Reminder
 from swarm.client.seats import Seat, filled, stand_ins, with_retained, with_understudies, without_broken_links
 from swarm.client.understudy import Understudies
 from swarm.errors import (
@@ -72,7 +73,7 @@ class Recovery:
     ) -> None:
         self._swarm = swarm
         self._avoided = avoided
-        self._status = on_status
+        self._waiting = Reminder(on_status)
         self.understudies = Understudies(swarm.network, config.timeouts.impatient())
         self._timeouts = config.timeouts.impatient()
         self._closing: set[asyncio.Task[None]] = set()
@@ -89,6 +90,7 @@ class Recovery:
         epochs = itertools.count(chain.epoch + 1)
         self._refused.clear()
         self._retained.clear()
+        self._waiting.forget()
         try:
             while True:
                 await self._take_apart(seats, chain, case)
@@ -287,8 +289,8 @@ class Recovery:
         left = case.waiting_since + patience - now
         if left <= 0:
             raise _lost(case, reason)
-        why = str(reason).partition("; ")[0]
-        self._status(f"waiting up to {left:.0f} s more to go on: {why} ({case.told()})")
+        why = f"{str(reason).partition('; ')[0]} ({case.told()})"
+        self._waiting.tell(f"waiting up to {left:.0f} s more to go on: {why}", why)
         await asyncio.sleep(min(POLL_SECONDS, left))
 
     async def _rerouted(self, seats: list[Seat], chain: ChainSession, held: int, epoch: int, case: Case) -> int | None:

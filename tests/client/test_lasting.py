@@ -210,6 +210,17 @@ async def test_it_says_what_it_waits_for_and_goes_on_when_somebody_comes() -> No
         assert at.peers()[1] == "peer3"
 
 
+async def test_what_it_waits_for_is_not_said_at_every_look() -> None:
+    async with scene(timeouts=Timeouts(recover_seconds=1.5)) as at:
+        await at.prefilled()
+        at.network.unreachable.add("peer1")
+        await at.lose(1)
+        with pytest.raises(SessionLost):
+            await at.session.step(StepRequest(4, (9,), pb.DECODE, ROW))
+        reasons = [line.partition("to go on: ")[2] for line in at.said]
+        assert reasons and len(reasons) == len(set(reasons)), at.said
+
+
 async def test_when_nobody_comes_the_error_tells_the_whole_story() -> None:
     async with scene(timeouts=Timeouts(recover_seconds=0.5)) as at:
         at.network.unreachable.add("peer1")

@@ -133,10 +133,11 @@ async def test_a_full_node_is_asked_again_until_a_slot_is_free(manifest: Manifes
 
 
 async def test_in_the_end_the_last_refusal_is_the_error(manifest: Manifest, request_: RouteRequest) -> None:
-    opening = Opening(manifest, request_)
+    opening = Opening(manifest, request_, seconds=1.6)
     opening.network.hops[1].refuse = pb.Error(code=pb.NODE_FULL, retry_after_seconds=1)
     with pytest.raises(NodeFull, match=r"peer1 \(layers 3:6\) has no free slot"):
         await opening.opener.open(Need(10, 10))
+    assert len(opening.said) == 1, "not at every look"
     assert len(opening.network.hops[1].opened) > 1
     await opening.network.idle()
     await opening.network.close()
