@@ -345,6 +345,7 @@ class LastingSession:
             self._case = self._new_case()
         self._case.pending_end = max((sent.request.start + len(sent.request.tokens) for sent in pending), default=held)
         requests = [sent.request for sent in pending]
+        cancellations = _cancellations()
         mending = self._recovery.mend(self._chain, self._track, requests, self._case)
         task = self._mending = asyncio.create_task(mending, name="chain session")
         try:
@@ -355,7 +356,7 @@ class LastingSession:
         except asyncio.CancelledError:
             if task.done() and not task.cancelled() and task.exception() is None:
                 self._chain, _ = task.result()  # to be closed with the session
-            if self._failure is not None and not _is_cancelled():
+            if self._failure is not None and _cancellations() == cancellations:
                 raise self._failure from None
             raise
         finally:
@@ -395,7 +396,7 @@ class LastingSession:
             self._keeper.watch(self)
 
 
-def _is_cancelled() -> bool:
-    """Whether it is this task that is cancelled, and not one it waits for."""
+def _cancellations() -> int:
+    """That this task has been asked for; a task group of Python 3.11 may have left some behind."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return 0 if task is None else task.cancelling()

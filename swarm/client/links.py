@@ -116,22 +116,25 @@ async def open_at_once(
     timeouts: Timeouts,
 ) -> list[Hop]:
     """In the order of ``places``; none is left open when one refuses."""
-    hops: list[Hop] = []
-
-    async def open_one(place: HopPlace) -> None:
-        hops.append(await Hop.open(network, place, opening(place), timeouts))
-
+    # No task group: that of Python 3.11 forgets a cancellation when a child fails at the same time.
+    tasks = [asyncio.create_task(Hop.open(network, place, opening(place), timeouts)) for place in places]
     try:
-        async with asyncio.TaskGroup() as tasks:
-            for place in places:
-                tasks.create_task(open_one(place))
-    except BaseExceptionGroup as group:
-        await close_hops(hops, session_id)
-        raise _first_error(group) from None
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done() and (error := task.exception()) is not None:
+                raise error
+        return [task.result() for task in tasks]
     except BaseException:
-        await close_hops(hops, session_id)
+        await close_hops(await _opened(tasks), session_id)
         raise
-    return sorted(hops, key=lambda hop: hop.place.index)
+
+
+async def _opened(tasks: Sequence[asyncio.Task[Hop]]) -> list[Hop]:
+    """Of openings that are given up, those that came to their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    return [task.result() for task in tasks if not task.cancelled() and task.exception() is None]
 
 
 async def attach(
@@ -151,10 +154,3 @@ async def attach(
 
 async def close_hops(hops: Sequence[Hop], session_id: SessionId) -> None:
     await asyncio.gather(*(hop.close(session_id) for hop in hops))
-
-
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

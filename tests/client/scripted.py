@@ -172,7 +172,14 @@ class ScriptedNetwork:
         serve: Callable[[FrameStream], Awaitable[None]] = hop.serve_control
         if protocol == DATA_STREAM:
             serve = partial(self._serve_data, hop)
-        stream, mine = await self._both_ends(theirs, ours)
+        making = asyncio.create_task(self._both_ends(theirs, ours))
+        try:
+            stream, mine = await asyncio.shield(making)
+        except asyncio.CancelledError:  # asyncio would leave a connection behind that is half made
+            stream, mine = await making
+            mine[1].close()
+            await asyncio.gather(stream.close(), mine[1].wait_closed())
+            raise
         self.streams.append(stream)
         task = asyncio.create_task(self._serve(serve(stream), stream))
         self._tasks.add(task)
