@@ -121,16 +121,20 @@ async def open_at_once(
     async def open_one(place: HopPlace) -> None:
         hops.append(await Hop.open(network, place, opening(place), timeouts))
 
+    # no task group: one of Python 3.11 forgets that it was cancelled when a task of it fails at that moment
+    opening_all = [asyncio.create_task(open_one(place)) for place in places]
+    all_open = False
     try:
-        async with asyncio.TaskGroup() as tasks:
-            for place in places:
-                tasks.create_task(open_one(place))
-    except BaseExceptionGroup as group:
-        await close_hops(hops, session_id)
-        raise _first_error(group) from None
-    except BaseException:
-        await close_hops(hops, session_id)
-        raise
+        done, _ = await asyncio.wait(opening_all, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        all_open = True
+    finally:
+        if not all_open:
+            for task in opening_all:
+                task.cancel()
+            await asyncio.gather(*opening_all, return_exceptions=True)
+            await close_hops(hops, session_id)
     return sorted(hops, key=lambda hop: hop.place.index)
 
 
@@ -151,10 +155,3 @@ async def attach(
 
 async def close_hops(hops: Sequence[Hop], session_id: SessionId) -> None:
     await asyncio.gather(*(hop.close(session_id) for hop in hops))
-
-
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
