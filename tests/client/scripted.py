@@ -189,9 +189,13 @@ class ScriptedNetwork:
     async def _both_ends(
         self, theirs: socket.socket, ours: socket.socket
     ) -> tuple[FrameStream, tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        stream: FrameStream | None = None
         try:
-            return FrameStream(*await asyncio.open_connection(sock=theirs)), await asyncio.open_connection(sock=ours)
+            stream = FrameStream(*await asyncio.open_connection(sock=theirs))
+            return stream, await asyncio.open_connection(sock=ours)
         except BaseException:
+            if stream is not None:
+                await stream.close()
             ours.close()
             theirs.close()
             raise
