@@ -58,7 +58,7 @@ async def converse(options: ChatOptions) -> int:
         conversation = Conversation(client, artifact, options, screen)
         while (line := await keyboard.read()) is not None:
             if line.startswith("/"):
-                if not conversation.command(line):
+                if not await conversation.command(line):
                     break
             elif line.strip():
                 await conversation.turn(line)
@@ -76,13 +76,14 @@ class Conversation:
         self.last: Generation | None = None
         self.messages = _first_messages(options)
 
-    def command(self, line: str) -> bool:
+    async def command(self, line: str) -> bool:
         """False when the user wants to leave."""
         match line.split():
             case ["/quit" | "/exit", *_]:
                 return False
             case ["/clear", *_]:
                 self.messages = _first_messages(self._options)
+                await self._client.release_kept()
                 self._screen.say("the conversation is forgotten")
             case ["/effort", *given]:
                 self._set_effort(given)

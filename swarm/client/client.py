@@ -166,6 +166,10 @@ class SwarmClient:
         artifact = await self.artifact(model)
         return await self._open(artifact, Need(context_tokens - 1, 1, context_tokens))
 
+    async def release_kept(self) -> None:
+        """Ends the sessions that wait for an answer to go on from them (``ClientConfig.keep_sessions``)."""
+        await self._kept.release()
+
     async def fork(self, session: LastingSession) -> LastingSession:
         """Another session that has computed the same tokens, over the same hops, which copy what they hold; the two go
         their own ways. Raises UsageError while a step of ``session`` is under way, and what a hop says that can't copy:

@@ -54,11 +54,15 @@ class KeptSessions:
         while len(self._sessions) > self._most:
             await self._end(next(iter(self._sessions)))
 
+    async def release(self) -> None:
+        """Ends those that are here."""
+        for session in tuple(self._sessions):
+            await self._end(session)
+
     async def close(self) -> None:
         """Whatever comes back after that is ended."""
         self._most = 0
-        for session in tuple(self._sessions):
-            await self._end(session)
+        await self.release()
         await asyncio.gather(*self._ending)
 
     def _end_soon(self, session: LastingSession) -> None:

@@ -47,6 +47,8 @@ def test_a_second_session_within_a_minute(environment: dict[str, str], tmp_path:
         child.expect(">")
         child.send("Hello\r")
         child.expect("tokens/s")
+        child.send("/clear\r")  # its session, which would go on
+        child.expect("forgotten")
         child.send("Hello\r")
         child.expect("takes no more from this client: sessions a minute: at most 1 for one peer, again in 5")
         child.expect("close other sessions or try later")

@@ -1,4 +1,4 @@
-"""Whatever way a client leaves in the middle of a long prompt, every hop is free at once: while its call still runs."""
+"""Whatever way a client leaves in the middle of a long prompt, every hop is free at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ async def test_leaving_amid_a_long_prompt_frees_every_hop(llama_untied_path: Pat
                 assert (await Accounting.of(swarm.nodes[0])).held["kv_tokens"] > HELD_AT, "chunks are sent ahead"
                 go()
                 await _until(swarm, lambda held: not any(held[name] for name in FREE))
-                assert (await Accounting.of(swarm.nodes[1])).held["queue"] == 1, "its call is held all the while"
                 await door.release()
             await until_accounts(swarm, before)
 
