@@ -141,8 +141,11 @@ def _reason(message: str) -> str:
 def _dial_reason(line: str) -> str:
     if "peer id mismatch" in line:
         return "another peer answers there"
+    if line.endswith("dial backoff"):
+        return "it could not be reached a moment ago"
     if "negotiate security protocol" in line:
-        return "what answers there does not speak libp2p"
+        broke_off = line.endswith(("connection reset by peer", "EOF", "broken pipe"))
+        return "the connection broke off at once" if broke_off else "what answers there does not speak libp2p"
     return line.rpartition(": ")[2]
 
 

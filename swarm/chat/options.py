@@ -200,7 +200,11 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     from swarm import __version__
 
     group.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    group.add_argument("--trace", action="store_true", help="show where the time of the last token went")
+    group.add_argument(
+        "--trace",
+        action="store_true",
+        help="show where the time of the last token went, and who was lost or replaced meanwhile and what that took",
+    )
     group.add_argument(
         "--show-route",
         action=argparse.BooleanOptionalAction,

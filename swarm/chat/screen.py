@@ -7,7 +7,17 @@ import re
 import sys
 
 from swarm.chat.options import PROG, ChatOptions
-from swarm.chat.show import as_json, dimmed, printable, route_line, speed_line, unfinished_line, waterfall
+from swarm.chat.show import (
+    as_json,
+    dimmed,
+    names_of,
+    printable,
+    route_line,
+    speed_line,
+    unfinished_line,
+    waterfall,
+    with_short_ids,
+)
 from swarm.client.artifact import ClientArtifact
 from swarm.client.generate import Generation
 from swarm.client.reply import Thinking
@@ -27,6 +37,7 @@ class Screen:
         self._dims = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._thought = self._answered = ""  # what was shown last of this answer
         self._just_thought = False
+        self._names: dict[str, str] = {}  # of peers that were on a route
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -36,13 +47,14 @@ class Screen:
         form = re.sub(r"\d+|\([^)]*\)", "#", text)
         if form != self._last_status:
             self._last_status = form
-            self.say(f"{PROG}: {text}")
+            self.say(f"{PROG}: {with_short_ids(text, self._names)}")
 
     async def answer(self, generation: Generation) -> None:
         self._thought = self._answered = ""
         self._just_thought = False
         route_shown = False
         async for token in generation:
+            self._names |= names_of(generation.route)
             if self._show_route and not route_shown:
                 self.say(route_line(generation.route))
                 route_shown = True
@@ -64,7 +76,7 @@ class Screen:
             self.say(speed_line(generation))
         if self._options.trace:
             for recovery in generation.progress.recoveries:
-                self.say(str(recovery))
+                self.say(with_short_ids(str(recovery), self._names))
         steps = generation.progress.decode or generation.progress.prefill
         if self._options.trace and steps:
             self.say("\n".join(waterfall(steps[-1], generation.route)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
     from swarm.client.artifact import ClientArtifact
     from swarm.client.generate import Generation
     from swarm.client.hop import HopPlace
-    from swarm.client.trace import HopSummary, Spread, StepTrace
+    from swarm.client.trace import HopSummary, RecoveryTrace, Spread, StepTrace
 
 BAR_COLUMNS = 48
+PEER_ID = re.compile(r"\b(?:12D3Koo|Qm)[1-9A-HJ-NP-Za-km-z]{40,50}\b")
 
 
 def route_line(route: Sequence[HopPlace]) -> str:
@@ -33,6 +35,10 @@ def speed_line(generation: Generation) -> str:
         parts.append(f"first after {first:.2f} s")
     if progress.reused_tokens:
         parts.append(f"{progress.reused_tokens} of {len(generation.prompt)} prompt tokens were there already")
+    if progress.recoveries:
+        pause = sum(recovery.pause_seconds for recovery in progress.recoveries)
+        times = len(progress.recoveries)
+        parts.append(f"{times} recover{'y' if times == 1 else 'ies'} in {pause:.2f} s (--trace tells more)")
     if progress.stop_reason is not None:
         parts.append(f"ended by {progress.stop_reason}")
     return ", ".join(parts)
@@ -65,6 +71,7 @@ def as_json(generation: Generation, artifact: ClientArtifact) -> str:
                 {"peer": place.peer_id, "layers": list(place.layers), "name": place.name} for place in generation.route
             ],
             "numerics_ids": list(progress.numerics_ids),
+            "recoveries": [_recovery_json(recovery) for recovery in progress.recoveries],
             "hops": [_hop_json(hop) for hop in generation.hops],
             "tokens_per_second": round(generation.tokens_per_second, 3),
             "first_token_seconds": progress.timing.first_token_seconds,
@@ -82,6 +89,11 @@ def waterfall(trace: StepTrace, route: Sequence[HopPlace]) -> list[str]:
     for stretch in _stretches(trace, names):
         lines.append(f"  {stretch.label:<34} {stretch.length_us / 1000:8.2f} ms  {_bar(stretch, total)}")
     return lines
+
+
+def with_short_ids(text: str, names: Mapping[str, str]) -> str:
+    """Peers by the names of ``names``, or by the ends of their ids, as routes show them."""
+    return PEER_ID.sub(lambda found: names.get(found[0]) or _short(found[0]), text)
 
 
 def printable(text: str) -> str:
@@ -125,8 +137,27 @@ def _bar(stretch: _Stretch, total_us: int) -> str:
     return (" " * start + stretch.mark * min(length, BAR_COLUMNS - start)).ljust(BAR_COLUMNS).rstrip()
 
 
+def names_of(route: Sequence[HopPlace]) -> dict[str, str]:
+    """By peer id."""
+    return {place.peer_id: _name(place) for place in route}
+
+
 def _name(place: HopPlace) -> str:
-    return printable(place.name) if place.name else f"{place.peer_id[:6]}…{place.peer_id[-6:]}"
+    return printable(place.name) if place.name else _short(place.peer_id)
+
+
+def _short(peer_id: str) -> str:
+    return f"{peer_id[:6]}…{peer_id[-6:]}"
+
+
+def _recovery_json(recovery: RecoveryTrace) -> dict[str, object]:
+    return {
+        "position": recovery.position,
+        "seconds": round(recovery.pause_seconds, 3),
+        "lost": [{"peer": peer, "layers": list(layers)} for peer, layers in recovery.lost],
+        "came": [{"peer": peer, "layers": list(layers)} for peer, layers in recovery.came],
+        "story": list(recovery.story),
+    }
 
 
 def _hop_json(hop: HopSummary) -> dict[str, object]:

@@ -95,17 +95,22 @@ class RecoveryTrace:
     replayed_tokens: int = 0  # that some hop computed again, or was given from a journal
     recompute_seconds: float = 0.0
 
+    @property
+    def pause_seconds(self) -> float:
+        """From the first failure that was noticed to the next answer."""
+        return self.planning_seconds + self.replay_seconds
+
     def __str__(self) -> str:
         """One line for the operator."""
         came = ", ".join(f"{first}:{last} by {peer}" for peer, (first, last) in self.came)
-        pause = self.planning_seconds + self.replay_seconds
         silent = "" if self.voluntary else f", last byte of the lost {self.silent_seconds:.2f} s before"
         what = "handed over" if self.voluntary else "recovered"
         copied = "" if self.copied_tokens is None else f"{self.copied_tokens} tokens copied before, "
+        took = f"new route {self.planning_seconds:.2f} s, replay {self.replay_seconds:.2f} s"
         return (
-            f"{what} at position {self.position} in {pause:.2f} s (new route {self.planning_seconds:.2f} s, replay "
-            f"{self.replay_seconds:.2f} s, {self.recompute_seconds:.2f} s computed again, attempts {self.attempts}"
-            f"{silent}): {', '.join(self.story)}; taken over: {came or 'nothing, the same hops went on'}; "
+            f"{what} at position {self.position} in {self.pause_seconds:.2f} s ({took}, "
+            f"{self.recompute_seconds:.2f} s computed again, attempts {self.attempts}{silent}): "
+            f"{', '.join(self.story)}; taken over: {came or 'nothing, the same hops went on'}; "
             f"{copied}{self.replayed_tokens} replayed"
         )
 

@@ -165,12 +165,12 @@ class SwarmNode:
         self.shared.drain(seconds)
         lives = self.shared.lives
         if lives:
-            self._reporter.line(f"draining: waiting up to {seconds:g} s for {len(lives)} running sessions")
+            self._reporter.line(f"draining: waiting up to {seconds:g} s for {_running(len(lives))}")
         try:
             async with asyncio.timeout(seconds):
                 while lives:
                     await self.shared.session_ended()
-                    self._reporter.line(f"draining: {len(lives)} running sessions are left")
+                    self._reporter.line(f"draining: {_running(len(lives))} left")
         except TimeoutError:
             logger.warning("%d sessions still run and are ended", len(lives))
 
@@ -378,6 +378,10 @@ class SwarmNode:
     def _engine_back(self) -> None:
         if self.state == NodeState.JOINING:
             self._set_state(NodeState.ONLINE)
+
+
+def _running(n_sessions: int) -> str:
+    return f"{n_sessions or 'no'} running session{'' if n_sessions == 1 else 's'}"
 
 
 def journal_folder() -> Path:

@@ -6,7 +6,7 @@ import pytest
 
 from swarm.chat.options import parse
 from swarm.chat.screen import Screen
-from swarm.chat.show import printable, route_line, waterfall
+from swarm.chat.show import printable, route_line, waterfall, with_short_ids
 from swarm.client.generate import Generation, GenerationOptions, Vocabulary
 from swarm.client.hop import HopPlace
 from swarm.client.steps import StepSession
@@ -21,6 +21,12 @@ ROUTE = (
 
 def test_a_route_names_peers_and_layers() -> None:
     assert route_line(ROUTE) == "route: alice 0:10 -> 12D3Ko…BBBBBB 10:30"
+
+
+def test_a_peer_is_called_by_its_name_or_by_the_ends_of_its_id() -> None:
+    alice, bob = f"12D3KooW{'A' * 44}", f"12D3KooW{'B' * 44}"
+    told = with_short_ids(f"peer {alice} (layers 0:10) is gone, peer {bob} came; 12D3KooW", {alice: "alice"})
+    assert told == "peer alice (layers 0:10) is gone, peer 12D3Ko…BBBBBB came; 12D3KooW"
 
 
 def test_a_waterfall_is_drawn_to_scale() -> None:

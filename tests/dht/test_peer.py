@@ -21,6 +21,7 @@ import pytest
 
 from dht.addresses import parse_peer_address
 from dht.clock import measure
+from dht.control import _dial_reason
 from dht.errors import (
     BadAddress,
     InitialPeersUnreachable,
@@ -152,6 +153,23 @@ async def test_a_host_name_nobody_knows(start_peer: StartPeer) -> None:
     peer = await start_peer()
     with pytest.raises(PeerUnreachable, match="its host name is unknown"):
         await peer.connect(NOBODY, ["/dns4/nobody.invalid/tcp/4001"])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "failed to negotiate security protocol: read tcp4: connection reset by peer",
+            "the connection broke off at once",
+        ),
+        ("failed to negotiate security protocol: EOF", "the connection broke off at once"),
+        ("failed to negotiate security protocol: invalid header", "what answers there does not speak libp2p"),
+        ("[/ip4/192.0.2.2/tcp/34865] dial backoff", "it could not be reached a moment ago"),
+        ("[/ip4/192.0.2.2/tcp/34865] dial tcp4: connect: connection refused", "connection refused"),
+    ],
+)
+def test_what_a_failed_dial_means(line: str, reason: str) -> None:
+    assert _dial_reason(line) == reason
 
 
 async def test_a_port_of_another_program(start_peer: StartPeer) -> None:

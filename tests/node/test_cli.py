@@ -357,7 +357,7 @@ async def test_a_first_signal_lets_sessions_finish_and_a_second_does_not(
             )
             assert isinstance(await control.receive(), pb.Opened)
             node.process.send_signal(first)
-            await asyncio.to_thread(node.read_until, "^draining: waiting up to 60 s for 1 running sessions")
+            await asyncio.to_thread(node.read_until, "^draining: waiting up to 60 s for 1 running session")
             assert isinstance(await control.receive(), pb.Draining)
             await control.send(pb.Ping(nonce=1))
             assert isinstance(await control.receive(), pb.Pong)

@@ -86,9 +86,9 @@ async def test_a_session_moves_away_from_a_node_that_leaves(
         await asyncio.wait_for(draining, 20)
     assert leaver.counts() == Counts()
     assert lines.lines == [
-        "draining: waiting up to 5 s for 1 running sessions",
+        "draining: waiting up to 5 s for 1 running session",
         f"draining: layers 0:3 of a session are being moved to {entry.peer_id}",
-        "draining: 0 running sessions are left",
+        "draining: no running sessions left",
     ]
 
 
