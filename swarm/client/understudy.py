@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from swarm.client.chain import ChainSession
@@ -24,13 +25,21 @@ class Understudy:
     """Of one hop, its primary, or of a part of its layers. Nothing is computed in it before a route puts it into the
     chain; what it says till then is only that it is lost."""
 
-    def __init__(self, hop: Hop, primary: PeerId, on_copied: Callable[[], None], on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        hop: Hop,
+        primary: PeerId,
+        on_copied: Callable[[], None],
+        on_lost: Callable[[], None],
+        orders: Iterator[int] | None = None,
+    ) -> None:
         self.hop = hop
         self.primary = primary
         self.copied_tokens = 0  # as its primary has told
         self.failure = ""  # why nothing more is copied
         self._asked: int | None = None
-        self._order = 0
+        self._orders = orders or itertools.count(1)  # of the session: no two understudies have one in common
+        self._first_order = self._order = 0
         self._done = False
         self._rolled_back: int | None = None
         self._on_copied = on_copied
@@ -63,7 +72,8 @@ class Understudy:
     def request(self, session_id: SessionId, upto_tokens: int) -> pb.CopyState:
         """What its primary is asked; ``upto_tokens`` 0: finished blocks, as they come."""
         self._asked, self._done = upto_tokens or None, False
-        self._order += 1
+        self._order = next(self._orders)
+        self._first_order = self._first_order or self._order
         first, last = self.hop.place.layers
         return pb.CopyState(
             session_id=session_id,
@@ -74,6 +84,8 @@ class Understudy:
         )
 
     def note(self, copied: pb.Copied) -> None:
+        if not self._first_order or copied.order < self._first_order:
+            return  # of one that waited on the same node before
         self.copied_tokens = copied.position
         # what answers an earlier order may be of a time before the session went back
         self._done = copied.done and copied.order == self._order
@@ -113,6 +125,7 @@ class Understudies:
         self._timeouts = timeouts
         self._of: dict[PeerId, list[Understudy]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._orders = itertools.count(1)
         self._changed = asyncio.Event()
         self._going_back: int | None = None  # hops may hold other tokens from there on
         self.on_lost: Callable[[], None] = lambda: None
@@ -149,7 +162,8 @@ class Understudies:
 
         new = numbered[index : index + len(places)]
         hops = await open_at_once(self._network, new, opening, chain.session_id, self._timeouts)
-        found = [Understudy(hop, primary.place.peer_id, self._changed.set, self._lost) for hop in hops]
+        told = (self._changed.set, self._lost, self._orders)
+        found = [Understudy(hop, primary.place.peer_id, *told) for hop in hops]
         self.drop(primary.place.peer_id, chain.session_id)
         self._of[primary.place.peer_id] = found
         for one in found:

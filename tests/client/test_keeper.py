@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,9 +28,11 @@ async def drains(at: Scene, hop: int, seconds: float = DRAIN_SECONDS) -> None:
 
 
 async def copied(at: Scene, primary: int, understudy: int, position: int, failure: str = "") -> None:
-    """Said without being asked, as of a finished block."""
+    """Said without being asked again, as of a finished block."""
     peer = f"peer{understudy}"
+    order = max((copy.order for copy in at.hops[primary].copies if copy.understudy.peer_id == peer), default=0)
     said = pb.Copied(session_id=at.session.session_id, understudy=peer, position=position, failure=failure)
+    said.order = order
     await at.hops[primary].say(said)
 
 
@@ -306,6 +309,19 @@ async def test_the_answer_to_an_earlier_order_counts_for_nothing() -> None:
         one.request(chain.session_id, 7)
         one.note(said)
         assert not one.is_settled
+
+
+async def test_what_is_said_of_an_understudy_before_counts_for_nothing() -> None:
+    """One that waited on the same node, and was dropped while it was copied to."""
+    async with scene((10, 20)) as at:
+        chain, orders = at.session.chain, itertools.count(1)
+        before, one = (Understudy(chain.hops[1], PeerId("peer1"), lambda: None, lambda: None, orders) for _ in range(2))
+        said = pb.Copied(session_id=chain.session_id, understudy="peer1", position=7, done=True, failure="it ended")
+        said.order = before.request(chain.session_id, 7).order
+        one.note(said)
+        one.request(chain.session_id, 7)
+        one.note(said)
+        assert (one.is_settled, one.copied_tokens, one.failure) == (False, 0, "")
 
 
 async def test_a_copy_that_takes_too_long_is_not_waited_for() -> None:
