@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -35,6 +36,8 @@ TARGET_CLIENTS = 8
 TARGET_RATIO = 0.90
 MIN_SLOT_TOKENS = 256  # a node offers no shorter ones
 
+TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+
 
 @dataclass
 class Taken:
@@ -57,7 +60,10 @@ class Taken:
     def processor_ratio(self) -> float:
         """What the replay takes of processor time, as a share of what the swarm and its clients take."""
         rounds = zip(*self.processor.values(), strict=True)
-        shares = [ours / sum(parts) for ours, parts in zip(self.replay_processor, rounds, strict=True)]
+        # what takes less than a tick of the system's clock may count as nothing
+        shares = [
+            ours / max(sum(parts), TICK_SECONDS) for ours, parts in zip(self.replay_processor, rounds, strict=True)
+        ]
         return float(statistics.median(shares))
 
 
