@@ -35,8 +35,7 @@ CLIENTS = (1, 2, 4, 8, 16)
 TARGET_CLIENTS = 8
 TARGET_RATIO = 0.90
 MIN_SLOT_TOKENS = 256  # a node offers no shorter ones
-
-TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")  # in which the system counts processor time
 
 
 @dataclass
@@ -60,7 +59,7 @@ class Taken:
     def processor_ratio(self) -> float:
         """What the replay takes of processor time, as a share of what the swarm and its clients take."""
         rounds = zip(*self.processor.values(), strict=True)
-        # what takes less than a tick of the system's clock may count as nothing
+        # a round of a few tokens may take less than a tick, and then counts as nothing
         shares = [
             ours / max(sum(parts), TICK_SECONDS) for ours, parts in zip(self.replay_processor, rounds, strict=True)
         ]

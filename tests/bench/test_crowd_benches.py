@@ -33,7 +33,6 @@ def recorded(run: Callable[[list[str]], int], model: Path, options: str, written
     return record
 
 
-@pytest.mark.slow  # has failed once in thirty runs, unseen why
 def test_many_clients(llama_untied_path: Path, written: list[Record], capsys: pytest.CaptureFixture[str]) -> None:
     options = "--clients 1,3 --hops 2 --tokens 4 --prompt-tokens 16 --rounds 1"
     record = recorded(many_clients.main, llama_untied_path, options, written)
