@@ -10,10 +10,10 @@ from bench.failover.stage import Stage
 from swarm.client import SwarmClient
 from swarm.client.steps import StepSession
 from swarm.errors import PeerFailed
+from swarm.protocol.limits import STATE_BLOCK_TOKENS
 
 RECOVERY, RESTART, STANDBY = "recovery", "restart", "standby"
 COPY_SECONDS = 120.0
-BLOCK_TOKENS = 512  # what a standby copies at once
 POLL_SECONDS = 0.05
 
 
@@ -48,7 +48,7 @@ def standing_by(client: SwarmClient) -> Contender:
 
 async def _copied(session: StepSession, position: int) -> None:
     async with asyncio.timeout(COPY_SECONDS):
-        while _least_copied(session) < position - position % BLOCK_TOKENS:  # noqa: ASYNC110 (by other processes)
+        while _least_copied(session) < position - position % STATE_BLOCK_TOKENS:  # noqa: ASYNC110 (by other processes)
             await asyncio.sleep(POLL_SECONDS)
 
 

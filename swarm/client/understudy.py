@@ -15,10 +15,9 @@ from swarm.client.links import Neighbours, close_hops, open_at_once
 from swarm.errors import SwarmError
 from swarm.ids import PeerId, SessionId
 from swarm.protocol import clean_text, pb
+from swarm.protocol.limits import STATE_BLOCK_TOKENS
 
 logger = logging.getLogger(__name__)
-
-BLOCK_TOKENS = 512  # that are copied as soon as they are finished
 
 
 class Understudy:
@@ -53,7 +52,7 @@ class Understudy:
     @property
     def is_stale(self) -> bool:
         """Whether more than a block of what was copied may have been computed anew since."""
-        return self._rolled_back is not None and self.copied_tokens - self._rolled_back > BLOCK_TOKENS
+        return self._rolled_back is not None and self.copied_tokens - self._rolled_back > STATE_BLOCK_TOKENS
 
     def trusted(self, held: int) -> int:
         """How many of the tokens that it holds are those of the session."""

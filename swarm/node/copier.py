@@ -16,10 +16,10 @@ from swarm.node.live import LiveSession
 from swarm.node.sessions import Neighbour
 from swarm.node.shared import Shared
 from swarm.protocol import STATE_STREAM, FrameStream, Received, clean_text, pb
+from swarm.protocol.limits import STATE_BLOCK_TOKENS
 
 logger = logging.getLogger(__name__)
 
-BLOCK_TOKENS = 512  # sent as soon as they are computed
 FRAME_BYTES = 512 << 10  # of rows
 
 
@@ -115,7 +115,7 @@ class Copier:
             goal = self._goal()
             try:
                 if self._rows < goal:
-                    await self._copy_block(min(goal, (self._rows // BLOCK_TOKENS + 1) * BLOCK_TOKENS))
+                    await self._copy_block(min(goal, (self._rows // STATE_BLOCK_TOKENS + 1) * STATE_BLOCK_TOKENS))
                 elif self._finishing(goal) and self._pushed < goal:
                     await self._push_journal()
                 else:
@@ -130,7 +130,7 @@ class Copier:
         standing = self._live.standing
         if 0 < self._upto <= standing:
             return self._upto
-        return standing // BLOCK_TOKENS * BLOCK_TOKENS
+        return standing // STATE_BLOCK_TOKENS * STATE_BLOCK_TOKENS
 
     def _finishing(self, goal: int) -> bool:
         return 0 < self._upto == goal

@@ -9,8 +9,7 @@ from swarm.ids import SessionId
 from swarm.node.live import LiveSession
 from swarm.node.shared import Shared
 from swarm.protocol import WireError, pb
-
-BLOCK_TOKENS = 512  # of one layer, copied in one engine call: others wait for no more than that
+from swarm.protocol.limits import STATE_BLOCK_TOKENS
 
 
 async def fork(shared: Shared, live: LiveSession, source_id: SessionId, tokens: int) -> None:
@@ -24,7 +23,7 @@ async def fork(shared: Shared, live: LiveSession, source_id: SessionId, tokens: 
         raise WireError(pb.INTERNAL, f"the session's state can't be copied: {error}") from error
     if source.closed or source.session.position < held:
         raise WireError(pb.GAP, "the session to fork went on while it was copied")
-    live.session.lost(held)
+    live.session.holds(held)
     await _copy_journal(source, live, held)
 
 
@@ -42,10 +41,10 @@ def _source(shared: Shared, live: LiveSession, source_id: SessionId) -> LiveSess
 
 async def _copy_kv(shared: Shared, source: LiveSession, live: LiveSession, held: int) -> None:
     for layer in range(*live.session.terms.run):
-        for first in range(0, held, BLOCK_TOKENS):
+        for first in range(0, held, STATE_BLOCK_TOKENS):
             if live.closed:  # its slot may be another's already
                 raise WireError(pb.UNKNOWN_SESSION, "the session has ended")
-            count = min(BLOCK_TOKENS, held - first)
+            count = min(STATE_BLOCK_TOKENS, held - first)
             await shared.host.kv_copy(source.session.slot, live.session.slot, layer, first, count)
 
 

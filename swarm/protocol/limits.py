@@ -42,6 +42,7 @@ MAX_ARTIFACT_PIECE_BYTES = 1 << 28  # a manifest or a header
 MAX_ROW_BYTES = 1 << 24  # a vocabulary of four million
 MAX_SECONDS = 1e9
 MAX_KV_ROW_BYTES = 512 << 10  # of one layer and position
+STATE_BLOCK_TOKENS = 512  # copied as soon as they are computed; no engine call that copies takes more of a layer
 
 
 _STEPS_OF_A_HOP = 1 << 40

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from swarm.client.lasting import LastingSession
-from swarm.client.understudy import BLOCK_TOKENS
+from swarm.protocol.limits import STATE_BLOCK_TOKENS
 from tests.client.scripted import until
 from tests.failover.rows import Walk, hop_names
 from tests.failover.runs import Rig, name_of, rig
@@ -52,7 +52,7 @@ async def covered(session: LastingSession, hop: int) -> str:
     """The node that waits for a hop's place, once it holds a block."""
     primary = session.places[hop].peer_id
     understudies = session._recovery.understudies
-    await until(lambda: any(one.copied_tokens >= BLOCK_TOKENS for one in understudies.of(primary)))
+    await until(lambda: any(one.copied_tokens >= STATE_BLOCK_TOKENS for one in understudies.of(primary)))
     (one,) = understudies.of(primary)
     return name_of(one.hop.place.name)
 
@@ -70,8 +70,8 @@ async def test_a_death_costs_what_came_after_the_last_block(swarm: Rig, expected
         (recovery,) = session.recoveries
         assert hop_names(swarm, session)[MIDDLE] == waiting[0]
     assert not recovery.voluntary and recovery.position == STRUCK_AT
-    assert recovery.copied_tokens == BLOCK_TOKENS
-    assert recovery.replayed_tokens == STRUCK_AT - BLOCK_TOKENS
+    assert recovery.copied_tokens == STATE_BLOCK_TOKENS
+    assert recovery.replayed_tokens == STRUCK_AT - STATE_BLOCK_TOKENS
 
 
 async def test_a_node_that_waits_may_die(swarm: Rig, expected: list[bytes]) -> None:

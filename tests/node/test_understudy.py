@@ -18,18 +18,18 @@ import pytest_asyncio
 from dht.peer import Peer
 from shim.types import Bytes, ContextSpec
 from swarm.ids import SessionId
-from swarm.node.copier import BLOCK_TOKENS
 from swarm.node.live import LiveSession
 from swarm.node.node import SwarmNode
 from swarm.node.sessions import Counts
 from swarm.protocol import CONTROL_STREAM, DATA_STREAM, pb
+from swarm.protocol.limits import STATE_BLOCK_TOKENS
 from tests.node.copying import bits, decode, prefill, reroute, understudy
 from tests.node.harness import CHUNK, client_peer, config, hang_up, hear, say, session, slots_empty, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LONG = 2 * BLOCK_TOKENS + 200
-PROMPT = [7 * index % 256 for index in range(BLOCK_TOKENS + 50)]
+LONG = 2 * STATE_BLOCK_TOKENS + 200
+PROMPT = [7 * index % 256 for index in range(STATE_BLOCK_TOKENS + 50)]
 MORE = [3, 141, 59, 26]
 
 Swarm = tuple[SwarmNode, SwarmNode, SwarmNode]
@@ -86,7 +86,7 @@ async def test_an_understudy_goes_on_with_the_same_bits(swarm: Swarm, client: Pe
         second = await understudy(mine, swarm[2], of)
         await second.copy()
         answers = [await prefill(mine, PROMPT)]
-        assert (await second.copied(BLOCK_TOKENS)).position == BLOCK_TOKENS
+        assert (await second.copied(STATE_BLOCK_TOKENS)).position == STATE_BLOCK_TOKENS
         answers += await decode(mine, len(PROMPT), MORE[:2])
         held = len(PROMPT) + 2
         await second.copy(held)
@@ -262,26 +262,30 @@ async def test_a_dead_hop_is_followed_by_what_was_copied(swarm: Swarm, client: P
         await second.copy()
         answers = [await prefill(mine, PROMPT), *await decode(mine, len(PROMPT), MORE[:2])]
         held = len(PROMPT) + 2
-        await second.copied(BLOCK_TOKENS)
+        await second.copied(STATE_BLOCK_TOKENS)
         live = wide.shared.lives[SessionId(mine.id)]
         slot = entry.shared.lives[SessionId(mine.id)].session.slot
         for layer in (0, 1):
-            rows = await entry.shared.host.kv_read(slot, layer, BLOCK_TOKENS, held - BLOCK_TOKENS)
+            rows = await entry.shared.host.kv_read(slot, layer, STATE_BLOCK_TOKENS, held - STATE_BLOCK_TOKENS)
             assert live.understudy is not None
-            with live.understudy.writing(layer, BLOCK_TOKENS, held):
-                await wide.shared.host.kv_write(live.session.id, live.session.slot, layer, BLOCK_TOKENS, rows.tobytes())
-        assert (await second.takes_over(held)).position == BLOCK_TOKENS
+            with live.understudy.writing(layer, STATE_BLOCK_TOKENS, held):
+                await wide.shared.host.kv_write(
+                    live.session.id, live.session.slot, layer, STATE_BLOCK_TOKENS, rows.tobytes()
+                )
+        assert (await second.takes_over(held)).position == STATE_BLOCK_TOKENS
         assert mine.data is not None
-        rest = (PROMPT + MORE[:2])[BLOCK_TOKENS:held]
+        rest = (PROMPT + MORE[:2])[STATE_BLOCK_TOKENS:held]
         for at in range(0, len(rest), CHUNK):
             part = rest[at : at + CHUNK]
-            kind = pb.PREFILL if BLOCK_TOKENS + at + CHUNK <= len(PROMPT) else pb.DECODE
+            kind = pb.PREFILL if STATE_BLOCK_TOKENS + at + CHUNK <= len(PROMPT) else pb.DECODE
             if kind == pb.DECODE:
-                chunk = len(PROMPT) - BLOCK_TOKENS - at
-                await mine.data.send_step(mine.step(BLOCK_TOKENS + at, part[:chunk], kind=pb.PREFILL, replay=True))
+                chunk = len(PROMPT) - STATE_BLOCK_TOKENS - at
+                await mine.data.send_step(
+                    mine.step(STATE_BLOCK_TOKENS + at, part[:chunk], kind=pb.PREFILL, replay=True)
+                )
                 await mine.data.send_step(mine.step(len(PROMPT), part[chunk:], kind=pb.DECODE, replay=True))
                 break
-            await mine.data.send_step(mine.step(BLOCK_TOKENS + at, part, kind=kind, replay=True))
+            await mine.data.send_step(mine.step(STATE_BLOCK_TOKENS + at, part, kind=kind, replay=True))
         answers += await decode(mine, held, MORE[2:])
         assert bits(answers) == expected
 
