@@ -53,6 +53,7 @@ class FrameStream:
         self._sending = asyncio.Lock()
         self._reading = asyncio.Lock()  # between the task that receives and one that refuses
         self._closing = False
+        self._refusing: asyncio.Future[None] | None = None
         self._failure: WireError | None = None
         self._received_ns = time.monotonic_ns()
         self._serialise_ns = 0
@@ -136,6 +137,7 @@ class FrameStream:
     async def refuse(self, error: Exception | pb.Error) -> None:
         """Sends the error as the last word, if the other side still takes it, and closes. Never raises."""
         message = error if isinstance(error, pb.Error) else error_frame(error)
+        refusing = self._refusing = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self.send(message)
@@ -144,10 +146,14 @@ class FrameStream:
         except (StreamClosed, OSError) as cause:  # a TimeoutError is an OSError
             logger.debug("the error %r did not reach the other side: %s", message.message, cause)
         finally:
+            refusing.set_result(None)
             await self.close()
 
     async def close(self) -> None:
-        """Closes the stream, at the latest after a second. Safe to call again; senders get ``StreamClosed``."""
+        """Closes the stream, at the latest a second after the last word of a ``refuse`` that another task is about.
+        Safe to call again; senders get ``StreamClosed``."""
+        if self._refusing is not None:
+            await asyncio.wait({self._refusing})
         self._closing = True
         self._writer.close()
         # A task of its own: cancelling wait_closed() would cancel the future that every later call waits for.
