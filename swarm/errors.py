@@ -5,7 +5,9 @@
     ├── ArtifactError        a model file can't be used
     │   ├── NotAModel        missing file, not a GGUF, truncated
     │   ├── UnsupportedModel an architecture without span support
-    │   └── ArtifactMismatch digests or ids differ
+    │   ├── ArtifactMismatch digests or ids differ
+    │   ├── StoreError       the folder for a model can't be used: in use, no room, another model's
+    │   └── SourceError      where a model is fetched from does not give the right bytes
     ├── SpanError            layers out of range, or an illegal cut
     ├── NotEnoughMemory
     ├── NetworkError         can't listen, can't reach an initial peer
@@ -61,6 +63,14 @@ class UnsupportedModel(ArtifactError):
 
 class ArtifactMismatch(ArtifactError):
     """A digest or an artifact id differs from the expected one."""
+
+
+class StoreError(ArtifactError):
+    """The folder that a model is fetched into can't be used: no room, no permission, in use, another model's."""
+
+
+class SourceError(ArtifactError):
+    """A folder or server does not give the bytes it should, or not any more."""
 
 
 class SpanError(SwarmError):

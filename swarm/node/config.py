@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shim.types import ContextSpec, KvType
+from swarm.artifact.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,17 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class StoreOptions:
+    """Where the parts of a model that this node fetches come from, and where they are kept."""
+
+    manifest: Manifest  # with the files' names
+    folder: Path  # of this artifact alone
+    source: str  # "hub", a folder with the files, or the http(s) URL of one
+    bytes_per_second: int | None = None  # None: as fast as it goes
+    disk_reserve_bytes: int = 2 << 30  # left free there
+
+
+@dataclass(frozen=True)
 class ModelOptions:
     """Which layers of which file, and how they are loaded."""
 
@@ -69,6 +81,7 @@ class ModelOptions:
     journal_bytes: int = 256 << 20  # of memory for what sessions may have to replay, or less where slots hold less
     mtp: bool = False  # load the MTP block, on the span that ends with the last layer
     name: str = ""  # the catalog's, for a model chosen by it
+    store: StoreOptions | None = None  # None: the files are at ``path``, whole
 
 
 @dataclass(frozen=True)

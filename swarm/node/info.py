@@ -56,6 +56,8 @@ class InfoHandler:
         ours = self._shared.manifest.artifact_id
         if request.artifact_id != ours:
             raise WireError(pb.WRONG_ARTIFACT, "another artifact is served here", theirs=request.artifact_id, ours=ours)
+        if request.piece == pb.DIGESTS:
+            raise WireError(pb.NOT_READY, "the tensors of this node have not been digested")
         piece = self._manifest_json if request.piece == pb.MANIFEST else await self._header()
         for part in artifact_parts(piece, request.offset):
             async with self._limit():

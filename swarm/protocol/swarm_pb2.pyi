@@ -62,6 +62,8 @@ class _ArtifactPieceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Artifac
     """canonical JSON; its SHA-256 is the artifact id"""
     HEADER: _ArtifactPiece.ValueType  # 2
     """the first file's bytes from 0 to its tensor data; the manifest has their SHA-256"""
+    DIGESTS: _ArtifactPiece.ValueType  # 3
+    """JSON, what each tensor of the node's span is digested to; its root is in the node's record"""
 
 class ArtifactPiece(_ArtifactPiece, metaclass=_ArtifactPieceEnumTypeWrapper): ...
 
@@ -70,6 +72,8 @@ MANIFEST: ArtifactPiece.ValueType  # 1
 """canonical JSON; its SHA-256 is the artifact id"""
 HEADER: ArtifactPiece.ValueType  # 2
 """the first file's bytes from 0 to its tensor data; the manifest has their SHA-256"""
+DIGESTS: ArtifactPiece.ValueType  # 3
+"""JSON, what each tensor of the node's span is digested to; its root is in the node's record"""
 Global___ArtifactPiece: _TypeAlias = ArtifactPiece  # noqa: Y015
 
 class _ActivationEncoding:

@@ -11,7 +11,7 @@ import pytest
 from dht.record import NodeState
 from swarm.artifact import catalog, pinned_model
 from swarm.artifact.catalog import find_model
-from swarm.artifact.cli import main
+from swarm.store.cli import main
 from swarm.artifact.manifest import load_manifest
 from swarm.artifact.pinned_model import HubFolder, PinnedModel
 from swarm.errors import ArtifactMismatch

@@ -44,7 +44,7 @@ def _slot_class(slot: pb.SlotClass) -> None:
 
 def _artifact_request(message: pb.ArtifactRequest) -> None:
     check.artifact_id(message.artifact_id)
-    check.known("piece", message.piece, (pb.MANIFEST, pb.HEADER))
+    check.known("piece", message.piece, (pb.MANIFEST, pb.HEADER, pb.DIGESTS))
     check.between("offset", message.offset, 0, limits.MAX_ARTIFACT_PIECE_BYTES)
 
 

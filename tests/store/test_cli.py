@@ -20,7 +20,7 @@ import pytest
 
 from swarm.artifact import embedded
 from swarm.artifact.catalog import GLM52, KNOWN
-from swarm.artifact.cli import main
+from swarm.store.cli import main
 from swarm.artifact.digest import SUFFIX
 from swarm.artifact.local_copy import check_copy
 from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest, load_manifest
@@ -29,7 +29,7 @@ from swarm.artifact.verify import bytes_to_read, read_manifest, verify
 from swarm.errors import NotAModel
 from tests.artifact import files, glm52
 
-COMMAND = (sys.executable, "-m", "swarm.artifact.cli")
+COMMAND = (sys.executable, "-m", "swarm.store.cli")
 FULL = (True, True, False, True, False, False)
 THIRD = "model-00003-of-00005.gguf"
 
@@ -479,7 +479,7 @@ def test_help_teaches_and_loads_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['swarm-artifact', '--help']\n"
         "import atexit; atexit.register(lambda: print({'hivemind', 'torch', 'rich', 'pydantic'} & set(sys.modules)))\n"
-        "from swarm.artifact.cli import main; main()"
+        "from swarm.store.cli import main; main()"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "swarm-artifact verify --quick /models/GLM-5.2" in ended.stdout
