@@ -10,12 +10,12 @@ import pytest
 
 from swarm.artifact import catalog, embedded, pinned_model
 from swarm.artifact.catalog import GLM52, LocalModel, find_model, open_model
-from swarm.store.cli import main
 from swarm.artifact.local_copy import check_copy
 from swarm.artifact.manifest import load_manifest
 from swarm.artifact.pinned_model import HubFolder, PinnedModel
 from swarm.artifact.verify import Target, find_target
 from swarm.errors import ArtifactMismatch, NotAModel, UsageError
+from swarm.store.cli import main
 from tests.artifact import files
 
 COMMAND = (

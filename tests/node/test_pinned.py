@@ -11,12 +11,12 @@ import pytest
 from dht.record import NodeState
 from swarm.artifact import catalog, pinned_model
 from swarm.artifact.catalog import find_model
-from swarm.store.cli import main
 from swarm.artifact.manifest import load_manifest
 from swarm.artifact.pinned_model import HubFolder, PinnedModel
 from swarm.errors import ArtifactMismatch
 from swarm.node.node import SwarmNode
 from swarm.node.reporter import Silent
+from swarm.store.cli import main
 from tests.node.harness import config
 
 FILE = "Small-00001-of-00001.gguf"

@@ -206,7 +206,7 @@ MALFORMED: dict[str, Body] = {
     "infinite speed": pb.NodeDescription(state=pb.ONLINE, decode_tokens_per_second=math.inf),
     "clock is not a number": pb.NodeDescription(state=pb.ONLINE, clock=math.nan),
     "more free slots than slots": pb.NodeDescription(state=pb.ONLINE, slots=[pb.SlotClass(tokens=1, total=1, free=2)]),
-    "unknown piece": pb.ArtifactRequest(artifact_id=HEX, piece=3),  # type: ignore[arg-type]
+    "unknown piece": pb.ArtifactRequest(artifact_id=HEX, piece=4),  # type: ignore[arg-type]
     "part beyond the end": pb.ArtifactPart(offset=5, total_bytes=8, data=b"four"),
     "empty part": pb.ArtifactPart(offset=5, total_bytes=8),
     "row of half a value": pb.Row(total_bytes=6, data=b"sixsix"),

@@ -20,13 +20,13 @@ import pytest
 
 from swarm.artifact import embedded
 from swarm.artifact.catalog import GLM52, KNOWN
-from swarm.store.cli import main
 from swarm.artifact.digest import SUFFIX
 from swarm.artifact.local_copy import check_copy
 from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest, load_manifest
 from swarm.artifact.progress import duration
 from swarm.artifact.verify import bytes_to_read, read_manifest, verify
 from swarm.errors import NotAModel
+from swarm.store.cli import main
 from tests.artifact import files, glm52
 
 COMMAND = (sys.executable, "-m", "swarm.store.cli")
