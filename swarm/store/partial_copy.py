@@ -61,7 +61,10 @@ class PartialCopy:
         _check_folder(folder)
         lock = FolderLock(folder)
         try:
-            return cls(folder, manifest, disk_reserve_bytes, lock)
+            copy = cls(folder, manifest, disk_reserve_bytes, lock)
+            for file in copy._files:
+                file.clean()
+            return copy
         except BaseException:
             lock.release()
             raise

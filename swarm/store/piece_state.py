@@ -57,8 +57,7 @@ def write_state(path: Path, artifact_id: ArtifactId, digests: bytes | bytearray)
     """Replaces the state; durable when it returns. Raises ``OSError`` and leaves the old one then."""
     body = _HEAD.pack(_MAGIC, _VERSION, bytes.fromhex(artifact_id), PIECE_BYTES, len(digests) // DIGEST_BYTES)
     body += digests
-    new = path.with_name(path.name + _NEW)  # always the same name: what a killed process left is written over
-    new.unlink(missing_ok=True)
+    new = remove_unfinished(path)
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -70,6 +69,13 @@ def write_state(path: Path, artifact_id: ArtifactId, digests: bytes | bytearray)
         new.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def remove_unfinished(path: Path) -> Path:
+    """What a process left that was killed while it wrote a state; returns the name, always the same, for the next."""
+    new = path.with_name(path.name + _NEW)
+    new.unlink(missing_ok=True)
+    return new
 
 
 def sync_folder(folder: Path) -> None:
