@@ -48,7 +48,8 @@ class PartFile:
         self._new_path = path.with_name(path.name + _NEW)
         self._handle = -1
         self._pending: dict[int, bytes] = {}  # written, but not yet durable
-        self._writing = RLock()  # guards the handle, the pending pieces and the bytes
+        self._syncing: dict[int, bytes] = {}  # about to be
+        self._writing = RLock()  # guards the handle, the two above and the bytes
         self._marking = RLock()  # guards the state; taken before the other
         self._digests = self._read(pieces)
 
@@ -80,10 +81,12 @@ class PartFile:
         return bytes(data)
 
     def taken_bytes(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """Room that [start, stop) of the file take, to the block."""
+        """Room that [start, stop) of the file take: blocks that are shared with what lies beside are not counted."""
         try:
             with store_errors(self.path), self.path.open("rb", buffering=0) as stream:
-                return sum(holes.data_bytes(stream.fileno(), start, stop) for start, stop in ranges)
+                status = os.fstat(stream.fileno())
+                whole = (holes.whole_blocks(start, stop, status.st_blksize, status.st_size) for start, stop in ranges)
+                return sum(holes.data_bytes(stream.fileno(), start, stop) for start, stop in whole)
         except StoreError:
             if not os.path.lexists(self.path):
                 return 0
@@ -112,32 +115,39 @@ class PartFile:
     def write(self, piece: Piece, data: bytes | bytearray | memoryview) -> None:
         assert len(data) == piece.bytes, f"{len(data)} bytes for a piece of {piece.bytes}"
         digest = piece_digest(piece, data)
-        if self.digest(piece) is not None:
-            self.forget([piece])
         self._get_ready()
+        while not self._written(piece, data, digest):
+            self.forget([piece])  # waits for a commit that is about to mark it
+
+    def _written(self, piece: Piece, data: bytes | bytearray | memoryview, digest: bytes) -> bool:
+        """False when the piece is marked, or is going to be."""
         with self._writing, store_errors(self.path):
+            if self.digest(piece) is not None or piece.index in self._syncing:
+                return False
             handle, view, at = self._own_handle(), memoryview(data), piece.start
             while view:  # a call writes less when a signal comes or the disk fills
                 written = os.pwrite(handle, view, at)
                 view, at = view[written:], at + written
             self._pending[piece.index] = digest
+            return True
 
     def commit(self) -> int:
         """Makes what was written durable, then marks it. Returns how many pieces that were. When it raises, they count
         as never written: after a failed sync nobody knows what the disk has."""
         with self._marking, store_errors(self.path):
             with self._writing:
-                pending, self._pending = self._pending, {}
-                if not pending:
+                self._syncing, self._pending = self._pending, {}
+                if not self._syncing:
                     return 0
                 handle = os.dup(self._handle)
             try:
                 os.fdatasync(handle)
                 self._check_named(handle)
+                self._mark(self._syncing)
+                return len(self._syncing)
             finally:
                 os.close(handle)
-            self._mark(pending)
-            return len(pending)
+                self._syncing = {}
 
     def adopt(self, pieces: Sequence[Piece]) -> None:
         """Takes the bytes that lie there for these pieces', whatever they are."""
