@@ -211,28 +211,32 @@ class PartFile:
 
     def _read(self, n_pieces: int) -> bytearray:
         size = self._present_size()
-        nothing = bytearray(n_pieces * DIGEST_BYTES)
+        digests = self._marks(n_pieces)
+        self.unknown = digests is None and size is not None
+        if size is not None and (size > self._size or (self.unknown and size < self._size)):
+            raise StoreError(
+                f"{self.path}: not put there by this program, or changed since: it has {size} bytes and not "
+                f"{self._size}; move it away, or {ELSEWHERE}"
+            )
+        if size is None and digests is not None and any(digests):
+            self.remarks.append(f"{self.path.name}: gone; what was here of it counts as missing")
+            digests = None
+        return digests if digests is not None else bytearray(n_pieces * DIGEST_BYTES)
+
+    def _marks(self, n_pieces: int) -> bytearray | None:
+        """What the state says; None without one."""
         try:
             with store_errors(self._state_path):
-                digests = read_state(self._state_path, self._artifact_id, n_pieces)
+                return read_state(self._state_path, self._artifact_id, n_pieces)
         except DamagedState:
             self.remarks.append(f"{self._state_path.name}: damaged; what was here of the file counts as missing")
-            return nothing
+            return bytearray(n_pieces * DIGEST_BYTES)
         except ForeignState as error:
             raise StoreError(f"{self._state_path}: {error}; {ELSEWHERE}") from error
         except StoreError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            self.unknown = size is not None
-            if size not in (None, self._size):
-                raise StoreError(self._odd_size(size)) from None
-            return nothing
-        if size is None and any(digests):
-            self.remarks.append(f"{self.path.name}: gone; what was here of it counts as missing")
-            return nothing
-        if size is not None and size > self._size:
-            raise StoreError(self._odd_size(size))
-        return digests
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
 
     def _present_size(self) -> int | None:
         with store_errors(self.path):
@@ -242,12 +246,6 @@ class PartFile:
             if not stat.S_ISREG(status.st_mode):
                 raise StoreError(f"{self.path}: not a regular file; move it away, or {ELSEWHERE}")
             return status.st_size
-
-    def _odd_size(self, size: int | None) -> str:
-        return (
-            f"{self.path}: not put there by this program, or changed since: it has {size} bytes and not {self._size}; "
-            f"move it away, or {ELSEWHERE}"
-        )
 
     def _get_ready(self) -> None:
         """To be written: opening may mark, which is no part of writing a piece."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from swarm.artifact.manifest import FileEntry, Manifest, load_manifest
 from swarm.errors import SourceError, StoreError
+from swarm.store.complete import check_complete
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.piece_state import SUFFIX, write_state
 from swarm.store.pieces import DIGEST_BYTES, PIECE_BYTES, Piece
@@ -267,8 +268,11 @@ def test_what_was_behind_the_end_of_a_file_that_is_cut_off_is_missing(folder: Pa
     assert (folder / "sample-2.gguf").read_bytes() == SMALL.files[1]
 
 
-def test_a_file_that_has_become_longer_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_file_that_has_become_longer_is_refused(folder: Path, damaged: bool) -> None:
     _filled(folder)
+    if damaged:
+        _state(folder).write_bytes(b"")
     with (folder / "sample-2.gguf").open("ab") as stream:
         stream.write(b"more")
     size = SMALL.manifest.files[1].size_bytes
@@ -488,3 +492,17 @@ def test_headers_are_compared_before_they_are_believed(folder: Path, tmp_path: P
         with pytest.raises(SourceError, match="headers from this source are not model's"):
             copy.local_copy()
         assert copy.missing(headers) == headers
+
+
+def test_parts_are_not_taken_for_the_whole(folder: Path) -> None:
+    folder.mkdir()
+    for file, data in zip(SMALL.manifest.files, SMALL.files, strict=True):
+        (folder / file.name).write_bytes(data)
+    check_complete(folder, SMALL.manifest)  # nothing was fetched
+    (folder / "sample-2.gguf").unlink()
+    with PartialCopy.open(folder, SMALL.manifest) as copy:
+        fill(copy, SMALL, copy.table.of_file(1)[:-1])
+        with pytest.raises(StoreError, match=r"sample-2\.gguf: only parts of it were fetched; to serve those name"):
+            check_complete(folder, SMALL.manifest)
+        fill(copy, SMALL, copy.table.of_file(1)[-1:])
+    check_complete(folder, SMALL.manifest)
