@@ -106,7 +106,7 @@ def test_the_copy_of_a_linked_file_has_to_fit_as_well(small_disk: Path) -> None:
         pieces = copy.table.of_file(1)
         copy.link(1, original)
         copy.adopt(pieces[:2])
-        with pytest.raises(StoreError, match="more have to be free: 12.0 MiB are to be stored"):
+        with pytest.raises(StoreError, match=r"more have to be free: 12\.0 MiB are to be stored"):
             copy.check_room(pieces)
         copy.adopt(pieces)
         copy.check_room(pieces)  # nothing is missing, so nothing is copied
