@@ -12,7 +12,7 @@ from swarm import __version__
 from swarm.artifact.catalog import GLM52, GLM_TINY, NAMES
 from swarm.artifact.local_path import printable
 from swarm.errors import SwarmError, UsageError
-from swarm.store import inspect_command, verify_command
+from swarm.store import compare_command, inspect_command, seal_command, verify_command
 
 PROG = "swarm-artifact"
 INTERRUPTED = 130
@@ -50,7 +50,7 @@ class Command(Protocol):
 
 
 # in the order of --help; what a command needs beyond its options it imports when it runs
-COMMANDS: tuple[Command, ...] = (inspect_command, verify_command)
+COMMANDS: tuple[Command, ...] = (inspect_command, verify_command, seal_command, compare_command)
 _BY_NAME = {command.NAME: command for command in COMMANDS}
 
 

@@ -9,8 +9,10 @@ from swarm.artifact.catalog import GLM52, NAMES
 from swarm.artifact.local_copy import check_copy
 from swarm.artifact.local_path import printable
 from swarm.artifact.progress import reading
-from swarm.artifact.verify import bytes_to_read, find_target, verify
+from swarm.artifact.verify import find_target
 from swarm.errors import UsageError
+from swarm.store.lists import find_digests
+from swarm.store.whole import bytes_to_read, verify_whole
 
 NAME = "verify"
 HELP = "check files against the manifest of the model they should be"
@@ -43,9 +45,10 @@ def run(given: argparse.Namespace) -> int:
         _say(f"not part of it, and not looked at: {', '.join(target.others)}")
     if given.quick:
         return 0
+    digests = find_digests(copy.manifest, given.manifest)
     with reading(bytes_to_read(copy, again=given.again)) as shown:
         n_known = 0
-        for result in verify(copy, shown, again=given.again):
+        for result in verify_whole(copy, shown, again=given.again, digests=digests):
             n_known += result.known
             known = " (read by an earlier run)" if result.known else ""
             _say(f"{result.index + 1}/{n_files} {result.path.name}: right{known}")
