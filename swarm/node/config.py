@@ -106,6 +106,15 @@ class NetworkOptions:
 
 
 @dataclass(frozen=True)
+class Placing:
+    """When a node looks at the swarm to choose its layers, and later to see whether they are still the right ones."""
+
+    join_seconds: float = 3.0  # the longest of the random waits before the first choice
+    settle_seconds: float = 1.0  # between announcing a choice and looking at those made at the same moment
+    look_seconds: float = 60.0  # between two looks of a node that serves or fetches
+
+
+@dataclass(frozen=True)
 class HostPort:
     """Where a TCP server listens; port 0 takes a free one."""
 
@@ -129,4 +138,5 @@ class NodeConfig:
     calls_in_flight: int = 2  # engine calls handed over and not yet answered
     measure_speed: bool = True
     metrics: HostPort | None = None  # where Prometheus may read; None: nowhere
-    explain: bool = False  # show why layers were chosen, and what lost
+    explain: bool = False  # look, show why which layers would be chosen and what lost, and end
+    placing: Placing = field(default_factory=Placing)
