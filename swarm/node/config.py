@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shim.types import ContextSpec, KvType
 from swarm.artifact.manifest import Manifest
+from swarm.moving import MoveRules
 
 
 @dataclass(frozen=True)
@@ -106,15 +107,6 @@ class NetworkOptions:
 
 
 @dataclass(frozen=True)
-class Placing:
-    """When a node looks at the swarm to choose its layers, and later to see whether they are still the right ones."""
-
-    join_seconds: float = 3.0  # the longest of the random waits before the first choice
-    settle_seconds: float = 1.0  # between announcing a choice and looking at those made at the same moment
-    look_seconds: float = 60.0  # between two looks of a node that serves or fetches
-
-
-@dataclass(frozen=True)
 class HostPort:
     """Where a TCP server listens; port 0 takes a free one."""
 
@@ -123,6 +115,11 @@ class HostPort:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+# An announcement is stored by others before it counts as made: whoever chose before it was there to be read has
+# announced a choice of its own a moment later.
+JOINING = MoveRules(join_delay_seconds=3.0, second_look_seconds=2.0)
 
 
 @dataclass(frozen=True)
@@ -139,4 +136,5 @@ class NodeConfig:
     measure_speed: bool = True
     metrics: HostPort | None = None  # where Prometheus may read; None: nowhere
     explain: bool = False  # look, show why which layers would be chosen and what lost, and end
-    placing: Placing = field(default_factory=Placing)
+    moves: MoveRules = JOINING  # for a node that chooses its layers
+    look_seconds: float = 60.0  # between two looks at the swarm for the operator

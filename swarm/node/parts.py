@@ -29,7 +29,10 @@ class Parts(Protocol):
         """Runs of layers that need no fetching; empty when there is nothing to prefer."""
 
     def intent(self, plan: Plan) -> str:
-        """What ``get`` will do, in a line; empty for nothing. Raises StoreError when it could not be done."""
+        """What ``get`` will do, in a line; empty when nothing is ever fetched."""
+
+    def check_room(self, plan: Plan) -> None:
+        """Raises StoreError when the disk can't take what is missing."""
 
     async def get(self, plan: Plan, reporter: Reporter) -> None:
         """Fetches what is missing of the plan's layers. Raises StoreError and SourceError. Cancelling it keeps what has
@@ -75,6 +78,9 @@ class WholeFiles:
 
     def intent(self, plan: Plan) -> str:
         return ""
+
+    def check_room(self, plan: Plan) -> None:
+        pass
 
     async def get(self, plan: Plan, reporter: Reporter) -> None:
         pass
