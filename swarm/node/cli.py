@@ -21,12 +21,13 @@ from dht.addresses import parse_peers
 from dht.errors import BadAddress
 from dht.record import NodeState
 from swarm import __version__
-from swarm.artifact.catalog import GLM52, NAMES, find_model
+from swarm.artifact.catalog import GLM52, NAMES
 from swarm.errors import NoPeersGiven, SwarmError, UsageError
 from swarm.node import options
-from swarm.node.config import Limits, ModelOptions, NetworkOptions, NodeConfig, Timeouts
+from swarm.node.config import Limits, ModelOptions, NetworkOptions, NodeConfig, Timeouts, Weights
 from swarm.node.console import BarConsole, PlainConsole
 from swarm.node.files import raise_open_files_limit
+from swarm.node.model_choice import Wanted, choose_model
 from swarm.node.settings import DEFAULT_MODEL, Settings, config_path, load_settings
 from swarm.node.slots import parse_slots
 
@@ -100,7 +101,24 @@ def _parser() -> argparse.ArgumentParser:
         "--model-dir",
         type=Path,
         metavar="DIR",
-        help=f"folder with the files of {GLM52.name} (default: {GLM52.variable} in the environment)",
+        help=f"folder with the files of {GLM52.name}, which are served from there (default: {GLM52.variable} in the "
+        "environment; without either, this node's part is fetched)",
+    )
+    add(
+        "--source",
+        metavar="hub|URL|DIR",
+        help="where this node's part of the model is fetched from (default: SWARM_SOURCE in the environment, else the "
+        "model's own hub)",
+    )
+    add("--manifest", type=Path, metavar="FILE", help="fetch a model that has no name here, see swarm-artifact inspect")
+    add("--data-dir", type=Path, metavar="DIR", help="folder of what is fetched, of one model (default: user's data)")
+    add("--download-limit", metavar="SIZE", help="bytes a second that fetching may take, for example 10MiB")
+    add("--disk-reserve", default="2GiB", metavar="SIZE", help="left free on that disk (default: %(default)s)")
+    add(
+        "--weights",
+        default=Weights.MAPPED,
+        choices=[str(how) for how in Weights],
+        help="how weights are held in memory: read on first use, read before serving, or never dropped again",
     )
     add(
         "--layers", default="auto", metavar="A:B|auto", help="layers A to B-1; auto: the ones the swarm lacks (default)"
@@ -138,14 +156,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--initial-peers", nargs="+", metavar="ADDRESS", help="nodes of the swarm to join")
     add("--new-swarm", action="store_true", help="start a swarm of its own and print the line for the next machine")
     add("--listen", action="append", metavar="HOST:PORT", help="or a multiaddr (default: all interfaces, a free port)")
-    add("--announce", action="append", metavar="MULTIADDR", help="tell others this address instead of the local ones")
+    add(
+        "--announce-maddrs",
+        action="append",
+        metavar="MULTIADDR",
+        help="tell others this address instead of the local ones",
+    )
     add(
         "--identity",
         type=Path,
         metavar="PATH",
         help="key file (default: a free one of this model's in the user's data)",
     )
-    add("--name", default="", metavar="TEXT", help="public name, shown to the users of the swarm (default: none)")
+    add(
+        "--public-name", default="", metavar="TEXT", help="public name, shown to the users of the swarm (default: none)"
+    )
     add = parser.add_argument_group("running").add_argument
     add(
         "--drain-seconds",
@@ -195,15 +220,17 @@ def _config(given: argparse.Namespace, settings: Settings) -> NodeConfig:
     network = NetworkOptions(
         initial_peers=_initial_peers(given, settings),
         listen=tuple(options.listen_multiaddr(text) for text in given.listen or ("0.0.0.0:0",)),
-        announce=tuple(given.announce or ()),
+        announce=tuple(given.announce_maddrs or ()),
         identity_path=given.identity,
-        public_name=given.name[:128],
+        public_name=given.public_name[:128],
     )
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    found = find_model(given.model or settings.model, given.model_dir)
+    found = choose_model(_wanted(given, settings))
     model = ModelOptions(
         path=found.path,
         name=found.name,
+        store=found.store,
+        weights=Weights(given.weights),
         layers=given.layers,
         memory_bytes=None if given.memory is None else options.memory_bytes(given.memory),
         threads=options.count("--threads", given.threads, 1, 512) or cores,
@@ -221,6 +248,19 @@ def _config(given: argparse.Namespace, settings: Settings) -> NodeConfig:
         journal_folder=given.journal_dir,
         metrics=None if given.metrics is None else options.metrics_address(given.metrics),
         explain=given.explain,
+    )
+
+
+def _wanted(given: argparse.Namespace, settings: Settings) -> Wanted:
+    limit = given.download_limit
+    return Wanted(
+        model=given.model or settings.model,
+        model_dir=given.model_dir,
+        manifest=given.manifest,
+        source=given.source,
+        data_dir=given.data_dir,
+        bytes_per_second=None if limit is None else options.memory_bytes(limit, "--download-limit"),
+        disk_reserve_bytes=options.memory_bytes(given.disk_reserve, "--disk-reserve", zero=True),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from shim.types import ContextSpec, KvType
@@ -56,6 +57,14 @@ class Limits:
     remembered_sessions: int = 1024  # whose strikes are kept
 
 
+class Weights(StrEnum):
+    """How the span's weights are held in memory."""
+
+    MAPPED = "mapped"  # by the page cache, read on first use
+    PREFETCHED = "prefetched"  # the same, read before the node says that it serves
+    LOCKED = "locked"  # may not be dropped again
+
+
 @dataclass(frozen=True)
 class StoreOptions:
     """Where the parts of a model that this node fetches come from, and where they are kept."""
@@ -82,6 +91,7 @@ class ModelOptions:
     mtp: bool = False  # load the MTP block, on the span that ends with the last layer
     name: str = ""  # the catalog's, for a model chosen by it
     store: StoreOptions | None = None  # None: the files are at ``path``, whole
+    weights: Weights = Weights.MAPPED
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""Which model a node serves, and whether its files are here or its parts are fetched: from what the operator named.
+
+A model by path is a file that is here. A pinned model by name is here when a folder of its files is named, else its
+parts are fetched, from the hub unless another source is named. A small model that comes with the program is fetched
+only from a named source. A manifest of one's own always needs a source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.artifact import catalog
+from swarm.artifact.gguf_set import shard_name
+from swarm.artifact.known_file import KnownFile
+from swarm.artifact.local_path import is_folder, user_path
+from swarm.artifact.manifest import Manifest
+from swarm.artifact.pinned_model import PinnedModel
+from swarm.artifact.verify import read_manifest
+from swarm.errors import UsageError
+from swarm.node.config import StoreOptions
+from swarm.store.place import default_folder
+
+HUB = "hub"
+SOURCE_VARIABLE = "SWARM_SOURCE"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the operator named. ``source`` is an option's text, ``model`` None when nothing named one."""
+
+    model: str
+    model_dir: Path | None = None
+    manifest: Path | None = None
+    source: str | None = None
+    data_dir: Path | None = None
+    bytes_per_second: int | None = None
+    disk_reserve_bytes: int = StoreOptions.disk_reserve_bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """``path`` is the model's first file: it is here, or ``store`` says how its parts get there."""
+
+    path: Path
+    name: str
+    store: StoreOptions | None = None
+
+
+def choose_model(wanted: Wanted, environment: Mapping[str, str] = os.environ) -> Found:
+    """Raises ``UsageError`` for options that don't go together, ``NotAModel`` for files that are not there."""
+    if wanted.source is not None and wanted.model_dir is not None:
+        raise UsageError("--model-dir and --source exclude each other: files are here or are fetched; leave one out")
+    if wanted.manifest is not None:
+        return _by_manifest(wanted, wanted.manifest, environment)
+    named: PinnedModel | KnownFile | None = catalog.PINNED.get(wanted.model.lower())
+    named = named or catalog.KNOWN.get(wanted.model.lower())
+    if isinstance(named, PinnedModel) and not _is_here(named, wanted, environment):
+        return _fetched(wanted, named.name, named.manifest, _source(wanted, environment) or HUB)
+    source = _source(wanted, environment)
+    if isinstance(named, KnownFile) and source is not None:
+        if source == HUB:
+            raise UsageError(f"--source {HUB}: {named.name} is not there; leave it out, it comes with this program")
+        return _fetched(wanted, named.name, named.manifest, source)
+    if named is None and wanted.source is not None:
+        raise UsageError(
+            f"--source {wanted.source}: {wanted.model} is a file of this machine; leave it out, or name what to fetch "
+            f"with --model {'|'.join(catalog.NAMES)} or --manifest FILE"
+        )
+    local = catalog.find_model(wanted.model, wanted.model_dir, environment)
+    return Found(local.path, local.name)
+
+
+def _is_here(pinned: PinnedModel, wanted: Wanted, environment: Mapping[str, str]) -> bool:
+    """An option goes before the environment, whichever way it decides."""
+    if wanted.model_dir is not None:
+        return True
+    return wanted.source is None and pinned.configured_folder(environment) is not None
+
+
+def _source(wanted: Wanted, environment: Mapping[str, str]) -> str | None:
+    text = wanted.source or environment.get(SOURCE_VARIABLE)
+    return None if not text else checked_source(text)
+
+
+def checked_source(text: str) -> str:
+    """``hub``, an http(s) URL, or a folder that is there, with its absolute path. Raises ``UsageError``."""
+    if text.lower() == HUB:
+        return HUB
+    if text.lower().startswith(("http://", "https://")):
+        return text
+    if "://" in text:
+        raise UsageError(f"--source {text}: not http or https; choose {HUB}, the URL of a folder, or a folder")
+    folder = user_path(text)
+    if not is_folder(folder):
+        raise UsageError(f"--source {text}: no such folder; choose {HUB}, the URL of a folder, or a folder")
+    return str(folder.absolute())
+
+
+def _by_manifest(wanted: Wanted, path: Path, environment: Mapping[str, str]) -> Found:
+    if wanted.model_dir is not None:
+        raise UsageError("--manifest describes what is fetched; leave --model-dir out, or serve the files by --model")
+    source = _source(wanted, environment)
+    if source is None or source == HUB:
+        raise UsageError(f"--manifest {path}: say where its files are with --source URL or --source DIR")
+    manifest = read_manifest(path)
+    return _fetched(wanted, path.stem, manifest.with_file_names(file_names(path.stem, len(manifest.files))), source)
+
+
+def file_names(stem: str, n_files: int) -> tuple[str, ...]:
+    """Of a model whose manifest is ``stem.json``."""
+    if n_files == 1:
+        return (f"{stem}.gguf",)
+    return tuple(shard_name(stem, number, n_files) for number in range(1, n_files + 1))
+
+
+def _fetched(wanted: Wanted, name: str, manifest: Manifest, source: str) -> Found:
+    folder = (wanted.data_dir or default_folder(name)).absolute()
+    store = StoreOptions(manifest, folder, source, wanted.bytes_per_second, wanted.disk_reserve_bytes)
+    return Found(folder / manifest.files[0].name, name, store)
