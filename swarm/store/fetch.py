@@ -18,6 +18,7 @@ from swarm.errors import SourceError
 from swarm.store.bucket import TokenBucket
 from swarm.store.committer import Committer, OnTensor
 from swarm.store.in_thread import in_thread
+from swarm.store.linking import linked_files
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.patience import Patience, Trying
 from swarm.store.pieces import Piece
@@ -79,6 +80,7 @@ class _Fetcher:
         self._parallel = parallel
         self._patience = patience
         self._wanted: tuple[Piece, ...] = ()
+        self._linked: frozenset[int] = frozenset()  # files that are the source's own
         self._queue: deque[Request] = deque()
         self._twice: set[str] = set()  # tensors that were wrong once
         self._not_before = 0.0  # the server asked all of us to pause
@@ -89,14 +91,15 @@ class _Fetcher:
         missing = await in_thread(self._copy.missing, pieces)
         self._total_bytes = sum(piece.bytes for piece in missing)
         if missing:
-            await in_thread(self._copy.check_room, missing)
             await self._opened()
+            self._linked = await in_thread(linked_files, self._copy, self._source, missing)
+            await in_thread(self._copy.check_room, [piece for piece in missing if piece.file not in self._linked])
         self._progress(0)
         self.committer.expect({piece.tensor for piece in pieces}, missing)
         headers = [piece for piece in missing if not piece.tensor]
         await self._all(headers)
         if headers:
-            await in_thread(self._copy.check_headers)
+            await in_thread(self._copy.local_copy)
         await self._all([piece for piece in missing if piece.tensor])
 
     def again(self, tensor: str) -> None:
@@ -146,7 +149,16 @@ class _Fetcher:
 
     async def _worker(self) -> None:
         while self._queue:
-            await self._serve(self._queue.popleft())
+            request = self._queue.popleft()
+            await (self._adopt(request) if request.file in self._linked else self._serve(request))
+
+    async def _adopt(self, request: Request) -> None:
+        """Bytes that are here with the link, and only have to be read."""
+        self.n_requests += 1
+        await in_thread(self._copy.adopt, request.pieces)
+        self._progress(request.bytes)
+        for piece in request.pieces:
+            await self.committer.written(piece)
 
     async def _serve(self, request: Request) -> None:
         trying = Trying(self._patience)

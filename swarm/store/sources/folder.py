@@ -6,9 +6,12 @@ import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from swarm.artifact.local_path import exists
 from swarm.artifact.manifest import Manifest
 from swarm.errors import SourceError
 from swarm.store.in_thread import in_thread
+from swarm.store.partial_copy import PartialCopy
+from swarm.store.piece_state import SUFFIX
 
 _BLOCK = 1 << 20
 
@@ -20,6 +23,7 @@ class FolderSource:
         self.folder = folder
         self._places = (folder, folder / subfolder) if subfolder else (folder,)
         self._descriptors: tuple[int, ...] = ()
+        self._partial: dict[int, PartialCopy] = {}
         self._paths: tuple[Path, ...] = ()
 
     @property
@@ -44,8 +48,14 @@ class FolderSource:
             _close(descriptors)
             raise
         self._descriptors, self._paths = tuple(descriptors), tuple(paths)
+        self._partial = await in_thread(_partial, manifest, paths)
+
+    def is_whole(self, file: int) -> bool:
+        """Whether it has all of the file, by what another fetch has noted there if it made the file."""
+        return file not in self._partial or self._partial[file].whole(file)
 
     async def read(self, file: int, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        self._check_held(file, start, stop)
         at = start
         while at < stop:
             data = await in_thread(self._pread, file, min(_BLOCK, stop - at), at)
@@ -66,9 +76,30 @@ class FolderSource:
             raise SourceError(f"{path}: has become shorter, it ends at byte {at}; fetch again when it is complete")
         return data
 
+    def _check_held(self, file: int, start: int, stop: int) -> None:
+        """A hole reads as zeros: they must not be taken for weights."""
+        copy = self._partial.get(file)
+        if copy is None:
+            return
+        for piece in copy.table.of_file(file):
+            if piece.start < stop and start < piece.stop and not copy.has(piece):
+                raise SourceError(
+                    f"{self._paths[file]}: is itself only a part: {piece.tensor or 'the header'} is not in it; choose "
+                    "another --source"
+                )
+
     def _find(self, name: str) -> Path:
         """Where it should be, when it is in no place."""
         return next((place / name for place in self._places if (place / name).is_file()), self._places[0] / name)
+
+
+def _partial(manifest: Manifest, paths: list[Path]) -> dict[int, PartialCopy]:
+    """Of the files that were fetched, what is there of them."""
+    fetched = [file for file, path in enumerate(paths) if exists(path.with_name(path.name + SUFFIX))]
+    if not fetched:
+        return {}
+    copy = PartialCopy.look(paths[fetched[0]].parent, manifest)
+    return {file: copy for file in fetched if file not in copy.unknown}
 
 
 def _open(path: Path) -> int:
