@@ -51,8 +51,8 @@ class Fault(Enum):
 
 @dataclass
 class Trouble:
-    """Strikes requests for byte ``start`` of a file or more: the first ``times`` of them, or every ``every``-th. ``file``
-    is a part of the name; ``to`` the address that a redirect leads to, before the path; ``header`` is Retry-After's."""
+    """Strikes requests from byte ``start`` of a file on: the first ``times`` of them, or every ``every``-th. ``file`` is
+    a part of the name; ``to`` the address that a redirect leads to, before the path; ``header`` is Retry-After's."""
 
     fault: Fault
     times: int | None = None
@@ -197,9 +197,7 @@ class RangeServer:
             _SPOILED[trouble.fault](answer, size)
         return await self._send(writer, answer, asked, trouble.fault if trouble else None)
 
-    async def _send(
-        self, writer: asyncio.StreamWriter, answer: _Answer, asked: Asked, fault: Fault | None
-    ) -> bool:
+    async def _send(self, writer: asyncio.StreamWriter, answer: _Answer, asked: Asked, fault: Fault | None) -> bool:
         writer.write(_head(answer.status, answer.headers))
         end = answer.stop
         if fault in (Fault.DROP, Fault.STALL, Fault.WRONG_LENGTH):
