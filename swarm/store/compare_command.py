@@ -45,10 +45,11 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     if not peers:
         raise NoPeersGiven("no peers given; name a node of the swarm with --initial-peers ADDRESS or SWARM_PEERS")
-    return asyncio.run(_compare(given.model, given.manifest, peers))
+    return asyncio.run(compare(given.model, given.manifest, peers))
 
 
-async def _compare(model: str, path: Path | None, peers: Sequence[str]) -> int:
+async def compare(model: str, path: Path | None, peers: Sequence[str]) -> int:
+    """Prints what it finds and returns the exit code. Raises ``SwarmError``."""
     from swarm.store.onlooker import Onlooker  # hivemind takes seconds to load
     from swarm.store.peer_digests import DigestReader
 

@@ -10,6 +10,8 @@ from swarm.artifact.digest_list import MAX_LIST_BYTES, SUFFIX, DigestList
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.small_file import read_small
 from swarm.errors import ArtifactError, UsageError
+from swarm.store.committer import OnTensor
+from swarm.store.partial_copy import PartialCopy
 
 
 def find_digests(manifest: Manifest, manifest_path: Path | None = None) -> Mapping[str, str] | None:
@@ -27,6 +29,11 @@ def find_digests(manifest: Manifest, manifest_path: Path | None = None) -> Mappi
         except ArtifactError as error:
             raise UsageError(f"{beside}: {error}, or move it away") from error
     return digests_of(manifest.artifact_id)
+
+
+def tensor_check(copy: PartialCopy, digests: Mapping[str, str] | None) -> OnTensor | None:
+    """For ``fetch``: whether what has arrived of a tensor is right."""
+    return None if digests is None else lambda tensor: copy.tensor_digest(tensor) == digests[tensor]
 
 
 def read_list(path: Path, manifest: Manifest) -> DigestList:
