@@ -51,8 +51,8 @@ class Fault(Enum):
 
 @dataclass
 class Trouble:
-    """Strikes requests from byte ``start`` of a file on: the first ``times`` of them, or every ``every``-th. ``file`` is
-    a part of the name; ``to`` the address that a redirect leads to, before the path; ``header`` is Retry-After's."""
+    """Strikes requests from byte ``start`` of a file on: the first ``times`` of them, or every ``every``-th. ``file``
+    is a part of the name; ``to`` the address that a redirect leads to, before the path; ``header`` is Retry-After's."""
 
     fault: Fault
     times: int | None = None
@@ -174,7 +174,10 @@ class RangeServer:
 
     async def _serve(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request; whether the connection stays."""
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first = await reader.readexactly(1)
+        if first == b"\x16":  # the beginning of TLS
+            return False
+        head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         asked = _parse(head, number)
         self.asked.append(asked)
         self.on_request(asked)
