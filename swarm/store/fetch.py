@@ -104,12 +104,12 @@ class _Fetcher:
 
     def again(self, tensor: str) -> None:
         """Its bytes are wrong."""
+        pieces = [piece for piece in self._wanted if piece.tensor == tensor]
+        self._copy.forget(pieces)
         if tensor in self._twice:
             what = f"tensor {tensor} has wrong bytes, also when fetched again"
             raise SourceError(f"{self._source.name}: {what}; choose another --source")
         self._twice.add(tensor)
-        pieces = [piece for piece in self._wanted if piece.tensor == tensor]
-        self._copy.forget(pieces)
         self._total_bytes += sum(piece.bytes for piece in pieces)
         self.committer.expect((), pieces)
         self._queue.extendleft(coalesce(pieces))  # first of all
@@ -127,6 +127,7 @@ class _Fetcher:
         try:
             while True:
                 if self._queue:
+                    await self._opened()  # nothing may have been missing, and a tensor that is here be wrong
                     await self._workers()
                 await self.committer.commit()
                 if not self._queue:

@@ -110,9 +110,26 @@ def test_wrong_bytes_of_a_source_do_not_pass_a_list(run: Run, origin: RangeServe
     assert code == 3
     assert f"tensor {DAMAGED} has wrong bytes, also when fetched again; choose another --source" in err
     assert sum(asked.start <= entry.offset < asked.stop for asked in origin.asked) == 2
+    with PartialCopy.look(tmp_path / "parts", TINY.manifest) as copy:
+        assert copy.tensor_digest(DAMAGED) is None
     flip(origin.folder / TINY.file_name, entry.offset)
     assert run("fetch", GLM_TINY, *given)[0] == 0
     assert run("verify", tmp_path / "parts")[0] == 0
+
+
+def test_what_is_here_and_wrong_is_fetched_again_by_the_next_fetch(
+    run: Run, origin: RangeServer, tmp_path: Path
+) -> None:
+    """Nothing is missing, but the list is new."""
+    manifest, path = load_manifest(origin.folder / "mine.gguf"), tmp_path / "mine.json"
+    assert run("seal", origin.folder / "mine.gguf", "-o", tmp_path / "list.json")[0] == 0
+    entry = tensor(manifest, "blk.2.ffn_up.weight")
+    flip(origin.folder / "mine.gguf", entry.offset)
+    folder = fetched(run, origin, tmp_path / "parts", "--manifest", path)
+    flip(origin.folder / "mine.gguf", entry.offset)
+    shutil.copy(tmp_path / "list.json", tmp_path / f"mine{SUFFIX}")
+    fetched(run, origin, folder, "--manifest", path)
+    assert run("verify", folder, "--manifest", path)[0] == 0
 
 
 def test_a_list_that_came_later_finds_what_was_wrong_from_the_start(
