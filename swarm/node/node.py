@@ -200,7 +200,9 @@ class SwarmNode:
 
     def _arrival(self, planner: Planner, parts: Parts) -> Arrival:
         public_name = self.config.network.public_name
-        return Arrival(self._on_network, planner, parts, self._reporter, public_name, lambda plan: self._show(plan, parts))
+        return Arrival(
+            self._on_network, planner, parts, self._reporter, public_name, lambda plan: self._show(plan, parts)
+        )
 
     async def _serve(self, plan: Plan, planner: Planner, parts: Parts, mover: Mover | None) -> None:
         network = self._on_network
@@ -253,7 +255,9 @@ class SwarmNode:
     async def publish(self, state: NodeState | None = None) -> None:
         """Announces what is served, in its own state unless another one is given."""
         record = self._record()
-        await self._on_network.announcer.publish(record if state is None else record.model_copy(update={"state": state}))
+        await self._on_network.announcer.publish(
+            record if state is None else record.model_copy(update={"state": state})
+        )
 
     def _show_metrics(self, shared: Shared) -> None:
         if self._metrics is not None:

@@ -149,8 +149,8 @@ class Planner:
         )
         return StoreError(
             f"not enough room on the disk: the memory would hold layers {plan.first}:{plan.last}, but even layers "
-            f"{first}:{last} need {format_bytes(missing - room_bytes)} more than the {format_bytes(room_bytes)} that may "
-            "be taken; free some, lower --disk-reserve, or choose another --data-dir"
+            f"{first}:{last} need {format_bytes(missing - room_bytes)} more than the {format_bytes(room_bytes)} that "
+            "may be taken; free some, lower --disk-reserve, or choose another --data-dir"
         )
 
     def _candidates(self) -> Iterable[Contexts]:

@@ -1,9 +1,9 @@
 """A serving node and the swarm around it: what its operator is told of the others, and its moves to other layers.
 
-A move costs its clients nothing until it is certain: the new parts are fetched while the old layers are served, then the
-rules are asked again, in front of everybody (the node announces that it leaves, and looks whether another one of its
-layers' servers does the same). Then sessions are handed over, the old engine gives its memory back, and the new one is
-loaded under the same peer id. Whatever fails, the old layers are served on, or again.
+A move costs the clients nothing until it is certain: the new parts are fetched while the old layers are served, then
+the rules are asked again, in front of everybody (the node announces that it leaves, and looks whether another one that
+serves its layers does the same). Then sessions are handed over, the old engine gives its memory back, and the new one
+is loaded under the same peer id. Whatever fails, the old layers are served on, or again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Stage(Protocol):
     def serving(self) -> Serving: ...
 
     async def serve(self, plan: Plan) -> None:
-        """Puts the plan's layers into service, in place of those that were closed. Raises EngineError and SwarmError."""
+        """Puts the plan's layers into service, in place of what was closed. Raises EngineError and SwarmError."""
 
     async def publish(self, state: NodeState | None = None) -> None:
         """Announces what is served, in its own state unless another one is given."""
@@ -150,5 +150,3 @@ class Relocation:
 
 def _text(plan: Plan) -> str:
     return f"{plan.first}:{plan.last}"
-
-
