@@ -94,7 +94,7 @@ class PartFile:
 
     # --- changing it
 
-    def write(self, piece: Piece, data: bytes | memoryview) -> None:
+    def write(self, piece: Piece, data: bytes | bytearray | memoryview) -> None:
         assert len(data) == piece.bytes, f"{len(data)} bytes for a piece of {piece.bytes}"
         digest = piece_digest(piece, data)
         if self.digest(piece) is not None:

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from swarm.artifact.digest import compute_digest
 from swarm.artifact.local_copy import LocalCopy, check_copy, check_digest
+from swarm.artifact.local_path import is_folder
 from swarm.artifact.manifest import Manifest
 from swarm.errors import ArtifactError, SourceError, StoreError
 from swarm.store.folder_lock import FolderLock
@@ -49,9 +50,15 @@ class PartialCopy:
     def open(cls, folder: Path, manifest: Manifest, *, disk_reserve_bytes: int = 0) -> PartialCopy:
         """To be written, by nobody else meanwhile; makes the folder. ``manifest`` has the files' names. Raises
         ``StoreError`` for a folder that is in use, can't be written, or has something else under these names."""
-        _check_names(manifest)
         with store_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+        return cls.open_existing(folder, manifest, disk_reserve_bytes=disk_reserve_bytes)
+
+    @classmethod
+    def open_existing(cls, folder: Path, manifest: Manifest, *, disk_reserve_bytes: int = 0) -> PartialCopy:
+        """``open`` of a folder that has to be there."""
+        _check_names(manifest)
+        _check_folder(folder)
         lock = FolderLock(folder)
         try:
             return cls(folder, manifest, disk_reserve_bytes, lock)
@@ -63,8 +70,7 @@ class PartialCopy:
     def look(cls, folder: Path, manifest: Manifest) -> PartialCopy:
         """To be read only: needs no right to write, and is allowed while another process fetches."""
         _check_names(manifest)
-        if not folder.is_dir():
-            raise StoreError(f"{folder}: no such folder; name the one that the model was fetched into")
+        _check_folder(folder)
         return cls(folder, manifest, 0, None)
 
     def __enter__(self) -> PartialCopy:
@@ -146,7 +152,7 @@ class PartialCopy:
         taken = self.taken_bytes(missing)
         check_room(self.folder, Need(max(0, needed - taken), self._reserve_bytes, largest))
 
-    def write(self, piece: Piece, data: bytes | memoryview) -> None:
+    def write(self, piece: Piece, data: bytes | bytearray | memoryview) -> None:
         """All of a piece. It is not here before ``commit``; one that was here before is not until then either."""
         self._files[piece.file].write(piece, data)
 
@@ -216,6 +222,11 @@ class PartialCopy:
 def _by_file(pieces: Iterable[Piece]) -> Iterator[tuple[int, list[Piece]]]:
     for number, own in groupby(sorted(pieces, key=lambda piece: (piece.file, piece.index)), lambda piece: piece.file):
         yield number, list(own)
+
+
+def _check_folder(folder: Path) -> None:
+    if not is_folder(folder):
+        raise StoreError(f"{folder}: no such folder; name the one that the model was fetched into")
 
 
 def _check_names(manifest: Manifest) -> None:
