@@ -51,7 +51,7 @@ class Fault(Enum):
 
 @dataclass
 class Trouble:
-    """Strikes requests for byte ``start`` of a file or more: the first ``times`` of them, or every ``every``-th. ``file``
+    """Strikes requests from byte ``start`` of a file on: the first ``times`` of them, or every ``every``-th. ``file``
     is a part of the name; ``to`` the address that a redirect leads to, before the path; ``header`` is Retry-After's."""
 
     fault: Fault
@@ -174,7 +174,10 @@ class RangeServer:
 
     async def _serve(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request; whether the connection stays."""
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first = await reader.readexactly(1)
+        if first == b"\x16":  # the beginning of TLS
+            return False
+        head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         asked = _parse(head, number)
         self.asked.append(asked)
         self.on_request(asked)
@@ -197,9 +200,7 @@ class RangeServer:
             _SPOILED[trouble.fault](answer, size)
         return await self._send(writer, answer, asked, trouble.fault if trouble else None)
 
-    async def _send(
-        self, writer: asyncio.StreamWriter, answer: _Answer, asked: Asked, fault: Fault | None
-    ) -> bool:
+    async def _send(self, writer: asyncio.StreamWriter, answer: _Answer, asked: Asked, fault: Fault | None) -> bool:
         writer.write(_head(answer.status, answer.headers))
         end = answer.stop
         if fault in (Fault.DROP, Fault.STALL, Fault.WRONG_LENGTH):

@@ -12,7 +12,7 @@ from swarm import __version__
 from swarm.artifact.catalog import GLM52, GLM_TINY, NAMES
 from swarm.artifact.local_path import printable
 from swarm.errors import SwarmError, UsageError
-from swarm.store import gc_command, inspect_command, status_command, verify_command
+from swarm.store import fetch_command, gc_command, inspect_command, status_command, verify_command
 
 PROG = "swarm-artifact"
 INTERRUPTED = 130
@@ -25,6 +25,9 @@ models by name: {", ".join(NAMES)}
 examples:
   what {GLM52.name} is made of and where it may be cut; no files are needed:
     {PROG} inspect {GLM52.name}
+  get the parts that some layers need, {GLM_TINY}'s from a folder for example; interrupted, the same command goes on:
+    {PROG} fetch {GLM52.name} --layers 0:18
+    {PROG} fetch {GLM_TINY} --layers 0:4 --source /models
   check downloaded files, first in seconds by their headers, then every byte:
     {PROG} verify --quick /models/GLM-5.2
     {PROG} verify /models/GLM-5.2
@@ -53,7 +56,7 @@ class Command(Protocol):
 
 
 # in the order of --help; what a command needs beyond its options it imports when it runs
-COMMANDS: tuple[Command, ...] = (inspect_command, verify_command, status_command, gc_command)
+COMMANDS: tuple[Command, ...] = (inspect_command, fetch_command, verify_command, status_command, gc_command)
 _BY_NAME = {command.NAME: command for command in COMMANDS}
 
 
