@@ -252,16 +252,12 @@ class SwarmNode:
         self._doors.service = serving.service
         self._show_metrics(serving.shared)
         await serving.begin(self._tell)
-        await self.publish()
+        await self._publish()
         await serving.load()
-        await self.publish()
+        await self._publish()
 
-    async def publish(self, state: NodeState | None = None) -> None:
-        """Announces what is served, in its own state unless another one is given."""
-        record = self._record()
-        await self._on_network.announcer.publish(
-            record if state is None else record.model_copy(update={"state": state})
-        )
+    async def _publish(self) -> None:
+        await self._on_network.announcer.publish(self._record())
 
     def _show_metrics(self, shared: Shared) -> None:
         if self._metrics is not None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 from swarm.artifact.memory import format_bytes
@@ -74,7 +75,7 @@ class StoredParts:
     def held_spans(self) -> tuple[tuple[int, int], ...]:
         cuts = self.manifest.cuts
         spans: list[tuple[int, int]] = []
-        for first, last in zip(cuts, cuts[1:], strict=False):
+        for first, last in pairwise(cuts):
             if self.missing_bytes(first, last) == 0:
                 start = spans.pop()[0] if spans and spans[-1][1] == first else first
                 spans.append((start, last))
@@ -147,7 +148,7 @@ class StoredParts:
         headers = _lacks(copy, table.headers())
 
         @lru_cache(WINDOWS)
-        def missing_bytes(first: int, last: int, mtp: bool) -> int:  # noqa: FBT001
+        def missing_bytes(first: int, last: int, mtp: bool) -> int:
             tensors = self.manifest.span_tensors(first, last, mtp=mtp)
             return headers + sum(of_tensor[tensor.name] for tensor in tensors)
 
