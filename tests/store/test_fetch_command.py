@@ -1,0 +1,228 @@
+"""``swarm-artifact fetch`` as its user meets it."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect  # type: ignore[import-untyped]
+import pytest
+
+from bench.range_server import Fault, RangeServer, Trouble
+from swarm.artifact.manifest import Manifest
+from swarm.store.cli import main
+from swarm.store.committer import COMMIT_BYTES
+from swarm.store.partial_copy import PartialCopy
+from swarm.store.pieces import PIECE_BYTES
+from tests.store.conftest import Served
+
+COMMAND = (sys.executable, "-m", "swarm.store.cli", "fetch")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        code = main(["fetch", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def manifest(served: Served, tmp_path: Path) -> Path:
+    path = tmp_path / "split.json"
+    path.write_bytes(served.manifest.to_json())
+    return path
+
+
+@pytest.fixture
+def server(served: Served) -> Iterator[RangeServer]:
+    with RangeServer(served.folder) as server:
+        yield server
+
+
+def held_bytes(folder: Path, manifest: Manifest, layers: tuple[int, int]) -> int:
+    copy = PartialCopy.look(folder, manifest)
+    return copy.held_bytes(copy.table.of_span(*layers))
+
+
+def test_it_says_what_it_will_do_and_what_it_did(run: Run, manifest: Path, server: RangeServer, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    arguments = ("--manifest", manifest, "--source", server.url, "--data-dir", folder, "--layers")
+    code, out, err = run(*arguments, "2:6")
+    assert (code, err) == (0, "")
+    first, last = out.splitlines()
+    assert first == f"layers 2:6 of split: 4.7 MiB of 12.9 MiB, 0 B are here already, 4.7 MiB to fetch into {folder}"
+    assert re.fullmatch(r"layers 2:6 of split: all here; 4.7 MiB came in \d+ s, .*/s, by \d+ requests", last)
+    code, out, _ = run(*arguments, "1:8")
+    assert "11.2 MiB of 12.9 MiB, 4.7 MiB are here already, 6.6 MiB to fetch" in out
+    code, out, _ = run(*arguments, "1:8")
+    assert out.splitlines()[1] == "layers 1:8 of split: all here"
+    code, out, _ = run(*arguments, "all")
+    assert code == 0
+    served = server.folder
+    assert all((folder / path.name).read_bytes() == path.read_bytes() for path in served.glob("*.gguf"))
+    assert main(["verify", str(folder), "--manifest", str(manifest)]) == 0
+
+
+def test_from_a_folder_by_name(run: Run, glm_tiny: Path, tmp_path: Path) -> None:
+    code, out, _ = run("glm-tiny", "--layers", "2:6", "--source", glm_tiny.parent, "--data-dir", tmp_path / "data")
+    assert code == 0
+    assert "layers 2:6 of glm-tiny: all here" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("--layers", "0:2"), 2, "name one model: "),
+        (("no-such", "--layers", "0:2"), 2, "no model of the name no-such; choose one of glm-5.2-ud-iq1_s, glm-tiny"),
+        (("glm-tiny", "--layers", "0:2"), 2, "glm-tiny: say where it comes from, with --source URL or --source DIR"),
+        (("glm-tiny", "--layers", "auto"), 2, "a node chooses for itself; write for example --layers 0:8"),
+        (("glm-tiny", "--layers", "0:2", "--source", "/no/such"), 2, "no such folder; write hub, a folder, or an"),
+        (("glm-tiny", "--layers", "0:2", "--source", "hub"), 2, "no place there is pinned for glm-tiny"),
+        (("glm-tiny", "--layers", "0:2", "--source", "x://y"), 2, "no http or https address"),
+        (("glm-tiny", "--layers", "0:9", "--source", "hub"), 4, "layers 0:9 are out of range"),
+        (("glm-tiny", "--layers", "0:4", "--source", "hub"), 4, "cut at 2 or 6 instead"),
+        (("glm-tiny", "--layers", "0:2", "--source", "hub", "--limit", "fast"), 2, "--limit fast: not a size"),
+        (("glm-tiny", "--layers", "0:2", "--source", "hub", "--parallel", "0"), 2, "--parallel 0: choose 1 to 16"),
+        (("glm-tiny", "--layers", "0:2", "--source", "hub", "--disk-reserve", "x"), 2, "--disk-reserve x: not a size"),
+    ],
+)
+def test_bad_options(run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, text: str) -> None:
+    found, out, err = run(*arguments, "--data-dir", tmp_path / "data")
+    assert (found, out) == (code, "")
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_a_server_that_lies(run: Run, manifest: Path, server: RangeServer, tmp_path: Path) -> None:
+    server.troubles.append(Trouble(Fault.NO_RANGES, start=0))
+    code, _, err = run(
+        "--manifest", manifest, "--layers", "2:6", "--source", server.url, "--data-dir", tmp_path / "data"
+    )
+    assert code == 3
+    assert "ignores ranges: it sends the whole file where some bytes of it were asked for; choose another --so" in err
+
+
+def test_two_at_once(run: Run, manifest: Path, served: Served, server: RangeServer, tmp_path: Path) -> None:
+    with PartialCopy.open(tmp_path / "data", served.manifest):
+        code, _, err = run(
+            "--manifest", manifest, "--layers", "2:6", "--source", server.url, "--data-dir", tmp_path / "data"
+        )
+    assert code == 3
+    assert "in use" in err
+
+
+class _Killed:
+    """Fetches in another process, which is killed once the server has seen ``n_bytes`` of its requests go out."""
+
+    def __init__(self, server: RangeServer, manifest: Path, folder: Path, *options: str) -> None:
+        self.server = server
+        self.command = (
+            *COMMAND, "--manifest", str(manifest), "--source", server.url, "--data-dir", str(folder), *options
+        )  # fmt: skip
+
+    def kill_at(self, n_bytes: int, how: signal.Signals = signal.SIGKILL) -> subprocess.CompletedProcess[str]:
+        """Whatever it has done by then."""
+        reached = threading.Event()
+        begun = self.server.sent_bytes
+        self.server.on_bytes = lambda asked: reached.set() if self.server.sent_bytes - begun >= n_bytes else None
+        with subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            while not reached.wait(0.02) and process.poll() is None:
+                pass
+            process.send_signal(how)
+            out, err = process.communicate()
+        return subprocess.CompletedProcess(self.command, process.returncode, out, err)
+
+    def finish(self) -> str:
+        return subprocess.run(self.command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def killed_and_resumed(server: RangeServer, manifest: Path, folder: Path, kills: int, seed: int) -> None:
+    """Kills a fetch of layers 1 to 8 again and again, then lets it end: the files are those of a fetch that nobody
+    disturbed, and what came twice was never more than what may be uncommitted."""
+    rng = random.Random(seed)
+    served = Served(server.folder, Manifest.from_json(manifest.read_bytes()))
+    names = sorted(path.name for path in server.folder.glob("*.gguf"))
+    own = served.manifest.with_file_names(names)
+    fetching = _Killed(server, manifest, folder, "--layers", "1:8")
+    total = sum(piece.bytes for piece in PartialCopy.look(server.folder, own).table.of_span(1, 8))
+    for _ in range(kills):
+        left = total - (held_bytes(folder, own, (1, 8)) if folder.exists() else 0)
+        fetching.kill_at(rng.randint(0, max(left, 1)))
+    server.troubles.clear()
+    kept, before = held_bytes(folder, own, (1, 8)) if folder.exists() else 0, server.sent_bytes
+    fetching.finish()
+    assert server.sent_bytes - before == total - kept + len(names) * (kept < total)
+    undisturbed = folder.with_name("undisturbed")
+    _Killed(server, manifest, undisturbed, "--layers", "1:8").finish()
+    for name in names:
+        assert (folder / name).read_bytes() == (undisturbed / name).read_bytes(), name
+        assert (folder / f"{name}.pieces").read_bytes() == (undisturbed / f"{name}.pieces").read_bytes(), name
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in undisturbed.iterdir())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_any_moment(manifest: Path, served: Served, tmp_path: Path, seed: int) -> None:
+    with RangeServer(served.folder, bytes_per_second=4 << 20) as server:
+        server.troubles.append(Trouble(Fault.DROP, every=5))
+        killed_and_resumed(server, manifest, tmp_path / "data", 2, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_at_fifty_moments(manifest: Path, served: Served, tmp_path: Path) -> None:
+    with RangeServer(served.folder, bytes_per_second=1 << 20) as server:
+        for round_ in range(10):
+            server.troubles[:] = [Trouble(Fault.DROP, every=7), Trouble(Fault.SLOW, every=5)]
+            folder = tmp_path / f"round{round_}" / "data"
+            killed_and_resumed(server, manifest, folder, 5, round_)
+
+
+def test_what_a_kill_may_cost() -> None:
+    """The bound that the texts name: what two seconds bring, or this."""
+    assert COMMIT_BYTES + 4 * PIECE_BYTES == 272 << 20
+
+
+def test_ctrl_c_says_what_is_kept(manifest: Path, served: Served, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with RangeServer(served.folder, bytes_per_second=4 << 20) as server:
+        fetching = _Killed(server, manifest, folder, "--layers", "1:8")
+        done = fetching.kill_at(4 << 20, signal.SIGINT)
+        assert done.returncode == 130
+        match = re.fullmatch(
+            r"swarm-artifact: interrupted; ([\d.]+) MiB of 11\.2 MiB are kept in (.*), the same command goes on from "
+            r"there\n",
+            done.stderr,
+        )
+        assert match is not None, done.stderr
+        assert match[2] == str(folder)
+        own = served.manifest
+        kept = held_bytes(folder, own, (1, 8))
+        assert f"{kept / (1 << 20):.1f}" == match[1]
+        assert kept > 1 << 20
+        assert f"{match[1]} MiB are here already" in fetching.finish()
+
+
+def test_progress_on_a_terminal(manifest: Path, served: Served, tmp_path: Path) -> None:
+    with RangeServer(served.folder, bytes_per_second=2 << 20) as server:
+        arguments = ["--manifest", str(manifest), "--source", server.url, "--data-dir", str(tmp_path / "data")]
+        child = pexpect.spawn(
+            COMMAND[0],
+            [*COMMAND[1:], *arguments, "--layers", "1:8"],
+            encoding="utf-8",
+            timeout=60,
+            dimensions=(24, 100),
+        )
+        child.expect(r"split .*/11\.\d MiB.* MiB/s.*0:0\d:\d\d")
+        child.expect("all here; 11.2 MiB came in")
+        child.expect(pexpect.EOF)
+        child.close()
+    assert child.exitstatus == 0
