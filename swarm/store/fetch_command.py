@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from swarm.store.fetch import Fetched
     from swarm.store.partial_copy import PartialCopy
     from swarm.store.pieces import Piece
+    from swarm.store.sources import Source
 
 NAME = "fetch"
 HELP = "get the parts of a model that some layers need, or go on with that"
@@ -71,7 +72,9 @@ class _Plan:
 def run(given: argparse.Namespace) -> int:
     plan = _plan(given)
     from swarm.store.partial_copy import PartialCopy
+    from swarm.store.sources import open_source
 
+    source = open_source(plan.source, plan.manifest)
     with PartialCopy.open(plan.folder, plan.manifest, disk_reserve_bytes=plan.disk_reserve_bytes) as copy:
         for remark in copy.remarks:
             _say(remark)
@@ -79,7 +82,7 @@ def run(given: argparse.Namespace) -> int:
         pieces = _pieces(plan, copy)
         _say(_before(plan, copy, pieces))
         try:
-            fetched = asyncio.run(_fetch(plan, copy, pieces))
+            fetched = asyncio.run(_fetch(plan, source, copy, pieces))
         except KeyboardInterrupt:
             held, total = copy.held_bytes(pieces), sum(piece.bytes for piece in pieces)
             _complain(
@@ -93,6 +96,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _plan(given: argparse.Namespace) -> _Plan:
     manifest, name = _manifest(given.model, given.manifest)
+    layers = _layers(given.layers, manifest)
     source = given.source or ("hub" if manifest.name in PINNED else None)
     if source is None:
         raise UsageError(f"{name}: say where it comes from, with --source URL or --source DIR")
@@ -100,7 +104,7 @@ def _plan(given: argparse.Namespace) -> _Plan:
         raise UsageError(f"--parallel {given.parallel}: choose 1 to {_MAX_PARALLEL}")
     return _Plan(
         manifest,
-        _layers(given.layers, manifest),
+        layers,
         _mtp(given, manifest),
         source,
         (given.data_dir or default_folder(name)).absolute(),
@@ -170,21 +174,20 @@ def _adopt(copy: PartialCopy) -> None:
         _say(f"{copy.path(file).name}: was there already, and is right")
 
 
-async def _fetch(plan: _Plan, copy: PartialCopy, pieces: tuple[Piece, ...]) -> Fetched:
+async def _fetch(plan: _Plan, source: Source, copy: PartialCopy, pieces: tuple[Piece, ...]) -> Fetched:
     from swarm.store.fetch import fetch
-    from swarm.store.sources import opened_source
 
     missing = sum(piece.bytes for piece in copy.missing(pieces))
     before = 0
-    async with opened_source(plan.source, plan.manifest) as source:
-        with reading(missing, "fetching") as shown:
-            shown.file(plan.manifest.name)
+    with reading(missing, "fetching") as shown:
+        shown.file(plan.manifest.name)
 
-            def on_progress(done: int, _total: int) -> None:
-                nonlocal before
-                shown.bytes(done - before)
-                before = done
+        def on_progress(done: int, _total: int) -> None:
+            nonlocal before
+            shown.bytes(done - before)
+            before = done
 
+        try:
             return await fetch(
                 copy,
                 source,
@@ -193,6 +196,8 @@ async def _fetch(plan: _Plan, copy: PartialCopy, pieces: tuple[Piece, ...]) -> F
                 parallel=plan.parallel,
                 on_progress=on_progress,
             )
+        finally:
+            await source.close()
 
 
 def _before(plan: _Plan, copy: PartialCopy, pieces: tuple[Piece, ...]) -> str:
