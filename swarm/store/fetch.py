@@ -134,6 +134,7 @@ class _Fetcher:
         try:
             while True:
                 if self._queue:
+                    await self._opened()  # nothing may have been missing, and a tensor that is here be wrong
                     await self._workers()
                 await self.committer.commit()
                 if not self._queue:

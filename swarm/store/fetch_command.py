@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from swarm.artifact.memory import format_bytes
 from swarm.artifact.progress import duration, hashing, reading
 from swarm.artifact.sizes import parse_size
 from swarm.errors import UsageError
+from swarm.store.lists import find_digests, tensor_check
 from swarm.store.place import default_folder
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class _Plan:
     bytes_per_second: int | None
     disk_reserve_bytes: int
     parallel: int
+    digests: Mapping[str, str] | None
 
     @property
     def what(self) -> str:
@@ -111,6 +114,7 @@ def _plan(given: argparse.Namespace) -> _Plan:
         None if given.limit is None else parse_size(given.limit, "--limit"),
         parse_size(given.disk_reserve, "--disk-reserve", zero=True),
         given.parallel,
+        find_digests(manifest, given.manifest),
     )
 
 
@@ -195,6 +199,7 @@ async def _fetch(plan: _Plan, source: Source, copy: PartialCopy, pieces: tuple[P
                 limit_bytes_per_second=plan.bytes_per_second,
                 parallel=plan.parallel,
                 on_progress=on_progress,
+                on_tensor=tensor_check(copy, plan.digests),
             )
         finally:
             await source.close()
