@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from swarm.artifact.catalog import KNOWN, NAMES, PINNED
 from swarm.artifact.cuts import check_span, parse_layers
-from swarm.artifact.gguf_set import shard_name
 from swarm.artifact.local_path import printable
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import format_bytes
 from swarm.artifact.progress import duration, hashing, reading
 from swarm.artifact.sizes import parse_size
 from swarm.errors import UsageError
+from swarm.store.find import given_manifest
 from swarm.store.lists import find_digests, tensor_check
 from swarm.store.place import default_folder
 
@@ -123,12 +123,7 @@ def _manifest(model: str | None, path: Path | None) -> tuple[Manifest, str]:
     if (model is None) == (path is None):
         raise UsageError(f"name one model: {', '.join(NAMES)}, or its manifest with --manifest FILE")
     if path is not None:
-        from swarm.artifact.verify import read_manifest
-
-        manifest = read_manifest(path)
-        n_files = len(manifest.files)
-        names = [shard_name(path.stem, number, n_files) for number in range(1, n_files + 1)]
-        return manifest.with_file_names(names if n_files > 1 else [f"{path.stem}.gguf"]), path.stem
+        return given_manifest(path), path.stem
     key = (model or "").lower()
     known = PINNED.get(key) or KNOWN.get(key)
     if known is None:
