@@ -141,7 +141,7 @@ class PartialCopy:
         return self._files[piece.file].read(piece)
 
     def taken_bytes(self, pieces: Iterable[Piece]) -> int:
-        """Room the pieces take on the disk, durable or left by a process that died; to the block."""
+        """Room the pieces take on the disk, durable or left by a process that died."""
         return sum(self._files[number].taken_bytes(ranges_of(own)) for number, own in _by_file(pieces))
 
     # --- changing it
