@@ -165,7 +165,9 @@ class SwarmNode:
                 parts = await open_parts(stack, self.config.model, self._reporter)
                 planner = Planner(parts.manifest, self.config.model, available_memory(), parts)
                 plan = planner.explicit()
-                if plan is not None:
+                if plan is None:
+                    planner.choose((), "")  # raises at once when nothing would ever fit
+                else:
                     self._show(plan, parts)
                 library_path()  # before minutes are spent on joining, fetching and loading
                 self._network = await join(stack, self.config.network, parts.manifest)
