@@ -108,7 +108,9 @@ class RangeServer:
         self.folder = folder
         self.troubles = list(troubles)
         self.asked: list[Asked] = []
-        self.on_request: Callable[[Asked], None] = lambda asked: None  # called in the server's thread
+        # called in the server's thread
+        self.on_request: Callable[[Asked], None] = lambda asked: None
+        self.on_bytes: Callable[[Asked], None] = lambda asked: None
         self.port = port
         self._bytes_per_second = bytes_per_second
         self._connections = 0
@@ -233,6 +235,7 @@ class RangeServer:
             await writer.drain()
             at += len(data)
             asked.sent_bytes += len(data)
+            self.on_bytes(asked)
             if slow:
                 await asyncio.sleep(0.01)
             if self._bytes_per_second is not None:

@@ -17,10 +17,12 @@ from swarm.node.arrival import Arrival
 from swarm.node.config import NodeConfig
 from swarm.node.intent import check, intent
 from swarm.node.network import Network, join
+from swarm.node.own_digests import OwnDigests
 from swarm.node.own_record import make_record
 from swarm.node.parts import Parts
 from swarm.node.plan import Plan, Planner
 from swarm.node.relocation import Relocation
+from swarm.node.replicas import Replicas
 from swarm.node.reporter import Reporter, Silent
 from swarm.node.service import Doors, Service
 from swarm.node.serving import Home, Serving
@@ -209,7 +211,8 @@ class SwarmNode:
     async def _serve(self, plan: Plan, planner: Planner, parts: Parts, mover: Mover | None) -> None:
         network = self._on_network
         async with asyncio.TaskGroup() as tasks:
-            self._home = Home(self.config, parts.manifest, parts.folder, network.peer, tasks, self._reporter)
+            digests = OwnDigests(parts.manifest, parts.digest)
+            self._home = Home(self.config, parts.manifest, parts.folder, network.peer, tasks, self._reporter, digests)
             helpers = [tasks.create_task(network.watch())]
             try:
                 await self._doors.open(network.peer)
@@ -225,7 +228,8 @@ class SwarmNode:
                     look_seconds=self.config.look_seconds,
                 )
                 self._relocating = tasks.create_task(relocation.run(mover))
-                helpers += [self._relocating, tasks.create_task(self._tell_load())]
+                replicas = Replicas(self, network, self._reporter, parts.right_digests, self.config.look_seconds)
+                helpers += [self._relocating, tasks.create_task(self._tell_load()), tasks.create_task(replicas.run())]
                 self._ready.set()
                 await self._stop.wait()
             finally:

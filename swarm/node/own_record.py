@@ -13,7 +13,7 @@ from swarm.protocol import PROTOCOL_VERSION, clean_text
 
 
 def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanRecord:
-    manifest, info = shared.manifest, shared.host.info_or_none
+    manifest, info, digests = shared.manifest, shared.host.info_or_none, shared.span_digests
     return SpanRecord(
         peer_id=peer_id,
         artifact_id=manifest.artifact_id,
@@ -33,6 +33,7 @@ def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanR
         public_name=shared.public_name,
         software=software(),
         has_mtp=info is not None and info.n_mtp > 0,
+        digest_root="" if digests is None else digests.root,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import lru_cache
 from itertools import pairwise
@@ -17,6 +17,7 @@ from swarm.node.plan import Plan
 from swarm.node.reporter import Reporter
 from swarm.store.fetch import fetch
 from swarm.store.in_thread import in_thread
+from swarm.store.lists import tensor_check
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.pieces import Piece, PieceTable
 from swarm.store.room import check_free, free_bytes
@@ -114,6 +115,7 @@ class StoredParts:
                 self._pieces(plan),
                 limit_bytes_per_second=options.bytes_per_second,
                 on_progress=progress,
+                on_tensor=tensor_check(copy, options.digests),
             )
             await in_thread(copy.local_copy)
         finally:
@@ -121,6 +123,13 @@ class StoredParts:
             await source.close()
         if fetched.bytes:
             reporter.line(f"fetched {format_bytes(fetched.bytes)} in {fetched.seconds:.0f} s from {source.name}")
+
+    @property
+    def right_digests(self) -> Mapping[str, str] | None:
+        return self._options.digests
+
+    def digest(self, tensor: str) -> str | None:
+        return None if self._copy is None else self._copy.tensor_digest(tensor)
 
     async def close(self) -> None:
         if self._copy is not None:

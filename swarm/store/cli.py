@@ -12,7 +12,15 @@ from swarm import __version__
 from swarm.artifact.catalog import GLM52, GLM_TINY, NAMES
 from swarm.artifact.local_path import printable
 from swarm.errors import SwarmError, UsageError
-from swarm.store import fetch_command, gc_command, inspect_command, status_command, verify_command
+from swarm.store import (
+    compare_command,
+    fetch_command,
+    gc_command,
+    inspect_command,
+    seal_command,
+    status_command,
+    verify_command,
+)
 
 PROG = "swarm-artifact"
 INTERRUPTED = 130
@@ -56,7 +64,15 @@ class Command(Protocol):
 
 
 # in the order of --help; what a command needs beyond its options it imports when it runs
-COMMANDS: tuple[Command, ...] = (inspect_command, fetch_command, verify_command, status_command, gc_command)
+COMMANDS: tuple[Command, ...] = (
+    inspect_command,
+    fetch_command,
+    status_command,
+    verify_command,
+    gc_command,
+    seal_command,
+    compare_command,
+)
 _BY_NAME = {command.NAME: command for command in COMMANDS}
 
 

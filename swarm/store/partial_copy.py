@@ -21,6 +21,7 @@ from swarm.artifact.manifest import Manifest
 from swarm.errors import ArtifactError, SourceError, StoreError
 from swarm.store.folder_lock import FolderLock
 from swarm.store.part_file import PartFile, ranges_of
+from swarm.store.piece_state import SUFFIX, artifact_of
 from swarm.store.pieces import Piece, PieceTable, tensor_digest
 from swarm.store.room import Need, check_free, check_room
 from swarm.store.store_errors import ELSEWHERE, store_errors
@@ -34,6 +35,7 @@ class PartialCopy:
     cause. ``remarks`` tell the user what was found and not counted."""
 
     def __init__(self, folder: Path, manifest: Manifest, disk_reserve_bytes: int, lock: FolderLock | None) -> None:
+        _check_alone(folder, manifest)
         self.folder = folder
         self.manifest = manifest
         self.table = PieceTable(manifest)
@@ -61,7 +63,10 @@ class PartialCopy:
         _check_folder(folder)
         lock = FolderLock(folder)
         try:
-            return cls(folder, manifest, disk_reserve_bytes, lock)
+            copy = cls(folder, manifest, disk_reserve_bytes, lock)
+            for file in copy._files:
+                file.clean()
+            return copy
         except BaseException:
             lock.release()
             raise
@@ -227,6 +232,17 @@ def _by_file(pieces: Iterable[Piece]) -> Iterator[tuple[int, list[Piece]]]:
 def _check_folder(folder: Path) -> None:
     if not is_folder(folder):
         raise StoreError(f"{folder}: no such folder; name the one that the model was fetched into")
+
+
+def _check_alone(folder: Path, manifest: Manifest) -> None:
+    own = {file.name + SUFFIX for file in manifest.files}
+    with store_errors(folder):
+        others = [path for path in folder.glob(f"*{SUFFIX}") if path.name not in own and path.is_file()]
+        for path in others:
+            artifact_id = artifact_of(path)
+            if artifact_id is not None:
+                what = "of another model" if artifact_id != manifest.artifact_id else "of this model by another name"
+                raise StoreError(f"{path}: {what}, artifact {artifact_id[:12]}; {ELSEWHERE}")
 
 
 def _check_names(manifest: Manifest) -> None:

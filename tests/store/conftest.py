@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.shards import split
 from swarm.artifact.manifest import Manifest
-from tests.store.shards import split
 
 
 @dataclass(frozen=True)
