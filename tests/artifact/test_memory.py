@@ -48,7 +48,7 @@ GLM52_COMPUTE = [
 @pytest.mark.parametrize(("is_exit", "tokens", "rows", "reported_mib"), GLM52_COMPUTE)
 def test_compute_buffers_of_glm52(is_exit: bool, tokens: int, rows: int, reported_mib: float) -> None:
     estimated = compute_bytes(GLM52.manifest, ContextSpec(1, tokens), rows, rows * is_exit) / MIB
-    assert reported_mib <= estimated <= 1.2 * reported_mib
+    assert reported_mib <= estimated <= 1.13 * reported_mib
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 10), (10, 20), (20, 30), (0, 30)])
@@ -87,15 +87,16 @@ def _compare(
     assert info.kv_bytes == estimated.kv_bytes
     # the engine always takes the MTP block's expert bias, a few hundred bytes, with the exit
     assert 0 <= info.weights_bytes - estimated.weights_bytes <= 1024
-    assert info.compute_bytes <= estimated.compute_bytes <= 1.5 * info.compute_bytes
+    assert info.output_bytes == estimated.output_bytes
+    assert info.compute_bytes <= estimated.compute_bytes <= 1.25 * info.compute_bytes + MIB // 4
     return info.compute_bytes
 
 
 def test_the_total_is_the_sum_that_is_printed() -> None:
-    memory = SpanMemory(int(38.2 * MIB), 11 * MIB, 2 * MIB, 0, 0, 512 * MIB)
+    memory = SpanMemory(int(38.2 * MIB), 11 * MIB, 2 * MIB, 0, own_bytes=384 * MIB, reserve_bytes=128 * MIB)
     assert memory.total_bytes == int(38.2 * MIB) + 525 * MIB
     assert describe(memory, 6 << 30) == (
-        "weights 38.2 MiB + KV 11.0 MiB + compute 2.0 MiB + reserve 512.0 MiB = 563.2 MiB of 6.0 GiB available"
+        "weights 38.2 MiB + KV 11.0 MiB + compute 2.0 MiB + node 384.0 MiB + reserve 128.0 MiB = 563.2 MiB of 6.0 GiB available"
     )
 
 
