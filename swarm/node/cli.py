@@ -79,7 +79,7 @@ def _run(given: argparse.Namespace) -> int:
     config = _config(given, settings)
     console = _console(given, config)
     try:
-        return asyncio.run(_serve(config, console))
+        return asyncio.run(_explain(config, console) if config.explain else _serve(config, console))
     finally:
         console.close()
 
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--journal-dir", type=Path, metavar="PATH", help="folder of that file (default: in the user's cache)")
     add("--mtp", action="store_true", help="draft tokens with the model's MTP block; for the layers up to the last one")
     add("--threads", type=int, metavar="N", help="threads of the engine (default: one per core)")
-    add("--explain", action="store_true", help="say why these layers were chosen, and what lost")
+    add("--explain", action="store_true", help="say which layers would be chosen and why, and end")
     add = parser.add_argument_group("the swarm").add_argument
     add("--initial-peers", nargs="+", metavar="ADDRESS", help="nodes of the swarm to join")
     add("--new-swarm", action="store_true", help="start a swarm of its own and print the line for the next machine")
@@ -330,6 +330,13 @@ class _Signals:
         if self.leave.is_set() or not self.ready:
             self._serving.cancel()
         self.leave.set()
+
+
+async def _explain(config: NodeConfig, console: PlainConsole) -> int:
+    from swarm.node.explain import explain
+
+    await explain(config, console)
+    return 0
 
 
 async def _serve(config: NodeConfig, console: PlainConsole) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shim.types import ContextSpec, KvType
 from swarm.artifact.manifest import Manifest
+from swarm.moving import MoveRules
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+# An announcement is stored by others before it counts as made: whoever chose before it was there to be read has
+# announced a choice of its own a moment later.
+JOINING = MoveRules(join_delay_seconds=3.0, second_look_seconds=2.0)
+
+
 @dataclass(frozen=True)
 class NodeConfig:
     """Everything ``SwarmNode`` needs."""
@@ -129,4 +135,6 @@ class NodeConfig:
     calls_in_flight: int = 2  # engine calls handed over and not yet answered
     measure_speed: bool = True
     metrics: HostPort | None = None  # where Prometheus may read; None: nowhere
-    explain: bool = False  # show why layers were chosen, and what lost
+    explain: bool = False  # look, show why which layers would be chosen and what lost, and end
+    moves: MoveRules = JOINING  # for a node that chooses its layers
+    look_seconds: float = 60.0  # between two looks at the swarm for the operator

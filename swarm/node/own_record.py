@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dht.record import MAX_TEXT, SpanRecord
+from dht.record import MAX_TEXT, NodeState, SpanRecord
+from swarm.artifact import Manifest
+from swarm.node.plan import Plan
 from swarm.node.shared import Shared
 from swarm.node.software import software
 from swarm.protocol import PROTOCOL_VERSION, clean_text
@@ -31,4 +33,25 @@ def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanR
         public_name=shared.public_name,
         software=software(),
         has_mtp=info is not None and info.n_mtp > 0,
+    )
+
+
+def joining_record(
+    manifest: Manifest, plan: Plan, peer_id: str, addresses: Sequence[str], public_name: str
+) -> SpanRecord:
+    """Of a node that has nothing yet but a plan."""
+    return SpanRecord(
+        peer_id=peer_id,
+        artifact_id=manifest.artifact_id,
+        artifact_name=clean_text(manifest.name, MAX_TEXT),
+        n_layers=manifest.n_layers,
+        first=plan.first,
+        last=plan.last,
+        state=NodeState.JOINING,
+        protocol_version=PROTOCOL_VERSION,
+        numerics_id="",
+        chunk_tokens=plan.chunk_tokens,
+        addresses=tuple(addresses)[:16],
+        public_name=clean_text(public_name, MAX_TEXT),
+        software=software(),
     )
