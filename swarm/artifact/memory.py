@@ -140,8 +140,8 @@ def _mtp_output_bytes(facts: ModelFacts, contexts: Sequence[ContextSpec], chunk_
 
 
 def _attention_bytes(facts: ModelFacts, cells: int) -> int:
-    """Of a row: three forms of the queries at once, of the heads or of the indexer, beside the layer's input and output;
-    and the masks. The indexer's scores take the place of queries, while they are the smaller."""
+    """Of a row: three forms of the queries at once, of the heads or of the indexer, beside the layer's input and
+    output; and the masks. The indexer's scores take the place of queries, while they are the smaller."""
     if not facts.top_k:
         return (3 * facts.n_head * facts.key_length + facts.n_embd) * _FLOAT_BYTES + cells * _MASK_BYTES
     indexer_key = max((width for widths in facts.kv_widths for width in widths[1:]), default=0)

@@ -1,7 +1,7 @@
 """What a running node takes, read from /proc, beside what its plan said.
 
-The weights are the artifact's files, mapped: they count as the engine reports them, whoever else has them in memory. The
-page cache holds them, so their pages are left out where processes are looked at.
+The weights are the artifact's files, mapped: they count as the engine reports them. The page cache holds them, so their
+pages are left out where processes are looked at.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory:
 
 
 def together(processes: Iterable[ProcessMemory], weights: frozenset[str]) -> int:
-    """Bytes of all processes, the files of ``weights`` left out. Of a file that several map, which are mostly libraries,
-    the largest share counts: they map the same pages."""
+    """Bytes of all processes, the files of ``weights`` left out. Of a file that several map, mostly a library, the
+    largest share counts: they map the same pages."""
     total = 0
     files: dict[str, int] = {}
     for process in processes:

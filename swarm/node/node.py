@@ -16,6 +16,7 @@ from swarm.moving import Mover
 from swarm.node.arrival import Arrival
 from swarm.node.config import NodeConfig
 from swarm.node.intent import check, intent
+from swarm.node.neighbours import Neighbours
 from swarm.node.network import Network, join
 from swarm.node.own_record import make_record
 from swarm.node.parts import Parts
@@ -200,7 +201,9 @@ class SwarmNode:
 
     def _arrival(self, planner: Planner, parts: Parts) -> Arrival:
         public_name = self.config.network.public_name
-        return Arrival(self._on_network, planner, parts, self._reporter, public_name, lambda plan: self._show(plan, parts))
+        return Arrival(
+            self._on_network, planner, parts, self._reporter, public_name, lambda plan: self._show(plan, parts)
+        )
 
     async def _serve(self, plan: Plan, planner: Planner, parts: Parts, mover: Mover | None) -> None:
         network = self._on_network
@@ -222,12 +225,19 @@ class SwarmNode:
                 )
                 self._relocating = tasks.create_task(relocation.run(mover))
                 helpers += [self._relocating, tasks.create_task(self._tell_load())]
+                if self.config.measure_speed:
+                    helpers.append(tasks.create_task(self._neighbours(network).run()))
                 self._ready.set()
                 await self._stop.wait()
             finally:
                 for helper in helpers:
                     helper.cancel()
                 await self._leave(helpers)
+
+    def _neighbours(self, network: Network) -> Neighbours:
+        return Neighbours(
+            network.peer_id, network.peer, network.records, lambda: self.shared, self.config.timeouts.links_seconds
+        )
 
     async def _leave(self, helpers: Sequence[asyncio.Task[None]]) -> None:
         if self._serving is not None:
@@ -253,7 +263,9 @@ class SwarmNode:
     async def publish(self, state: NodeState | None = None) -> None:
         """Announces what is served, in its own state unless another one is given."""
         record = self._record()
-        await self._on_network.announcer.publish(record if state is None else record.model_copy(update={"state": state}))
+        await self._on_network.announcer.publish(
+            record if state is None else record.model_copy(update={"state": state})
+        )
 
     def _show_metrics(self, shared: Shared) -> None:
         if self._metrics is not None:

@@ -214,6 +214,6 @@ def cache_warning(memory: SpanMemory, available_bytes: int) -> str | None:
     if room >= memory.weights_bytes:
         return None
     return (
-        f"warning: the page cache has room for {format_bytes(room)} of {format_bytes(memory.weights_bytes)} of weights; "
-        "the rest is read from disk again for every token: name fewer layers, or free memory"
+        f"warning: the page cache has room for {format_bytes(room)} of the {format_bytes(memory.weights_bytes)} of "
+        "weights; the rest is read from disk again for every token: name fewer layers, or free memory"
     )
