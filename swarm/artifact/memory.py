@@ -23,8 +23,8 @@ from swarm.artifact.facts import ModelFacts
 from swarm.artifact.manifest import Manifest
 
 BREATHING_BYTES = 128 << 20  # left for the rest of the machine
-# the node's own processes when nobody is served: Python with its libraries 290 MiB, the libp2p daemon 60, the worker 25
-_PROCESSES_BYTES = 375 << 20
+# the node's own processes when nobody is served: Python with its libraries 310 MiB, the libp2p daemon 60, the worker 30
+_PROCESSES_BYTES = 400 << 20
 _TOKEN_BYTES = 256  # of a vocabulary, in the worker
 _COPIES_OF_A_STEP = 4  # into the node and out of it, into the worker and out of it
 CELL_PADDING_TOKENS = 256  # llama.cpp rounds a slot's KV cells up to this
