@@ -13,10 +13,11 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from dht.errors import DhtError
 from dht.record import LinkRtt, NodeState, SpanRecord
-from swarm.node.shared import Dialer, Shared
+from swarm.node.shared import Dialer
 from swarm.protocol import INFO_STREAM, FrameStream, StreamClosed, WireError, pb
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,9 @@ ASK_SECONDS = 5.0  # for dialling and all answers
 TRIPS = 3  # on an open stream, of which the shortest counts
 FIRST_SECONDS = 2.0  # after the start, and doubled each time up to the usual pause
 SPREAD = 0.25  # of a pause, so that nodes that started together do not ask together
+
+
+Ask: TypeAlias = Callable[[str, tuple[str, ...]], Awaitable[float]]  # peer id and addresses; raises NoAnswer
 
 
 class NoAnswer(Exception):
@@ -99,19 +103,31 @@ async def _trip(stream: FrameStream) -> float:
     return time.monotonic() - began
 
 
+class Served(Protocol):
+    """The part of ``Shared`` that is measured for."""
+
+    @property
+    def span(self) -> tuple[int, int]: ...
+
+    links: tuple[LinkRtt, ...]
+
+    @property
+    def on_change(self) -> Callable[[], None]: ...
+
+
 class Neighbours:
-    """Measures for the node that ``shared`` gives, which may be another one after each move, while ``run`` runs."""
+    """Measures with ``ask`` while ``run`` runs, for what ``shared`` gives: something else after each move."""
 
     def __init__(
         self,
         peer_id: str,
-        dialer: Dialer,
         records: Callable[[], Awaitable[Sequence[SpanRecord]]],
-        shared: Callable[[], Shared],
+        shared: Callable[[], Served],
+        ask: Ask,
         seconds: float,
     ) -> None:
         self._peer_id = peer_id
-        self._dialer = dialer
+        self._round_trip = ask
         self._records = records
         self._shared = shared
         self._seconds = seconds
@@ -157,7 +173,7 @@ class Neighbours:
     async def _ask(self, record: SpanRecord, places: asyncio.Semaphore) -> None:
         async with places:
             try:
-                self._known[record.peer_id] = await round_trip(self._dialer, record.peer_id, record.addresses)
+                self._known[record.peer_id] = await self._round_trip(record.peer_id, record.addresses)
             except NoAnswer as failed:
                 logger.info("the way to neighbour %s can't be measured: %s", record.peer_id, failed)
                 self._known.pop(record.peer_id, None)

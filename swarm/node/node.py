@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from swarm.moving import Mover
 from swarm.node.arrival import Arrival
 from swarm.node.config import NodeConfig
 from swarm.node.intent import check, intent
-from swarm.node.neighbours import Neighbours
+from swarm.node.neighbours import Neighbours, round_trip
 from swarm.node.network import Network, join
 from swarm.node.own_record import make_record
 from swarm.node.parts import Parts
@@ -235,9 +236,9 @@ class SwarmNode:
                 await self._leave(helpers)
 
     def _neighbours(self, network: Network) -> Neighbours:
-        return Neighbours(
-            network.peer_id, network.peer, network.records, lambda: self.shared, self.config.timeouts.links_seconds
-        )
+        ask = partial(round_trip, network.peer)
+        seconds = self.config.timeouts.links_seconds
+        return Neighbours(network.peer_id, network.records, lambda: self.shared, ask, seconds)
 
     async def _leave(self, helpers: Sequence[asyncio.Task[None]]) -> None:
         if self._serving is not None:

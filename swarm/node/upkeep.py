@@ -151,9 +151,7 @@ class Upkeep:
         """Whether nothing ran, and nobody was there to run anything, for a while."""
         before = self._shared.tally.sessions
         await asyncio.sleep(self._home.config.timeouts.quiet_seconds)
-        shared = self._shared
-        idle = not shared.lives and shared.queue == 0 and shared.table.slots.booked == 0
-        return idle and shared.host.ready and shared.tally.sessions == before
+        return is_idle(self._shared) and self._shared.tally.sessions == before
 
     # --- memory
 
@@ -186,6 +184,11 @@ class Upkeep:
             yield on_done
         finally:
             stopped = True
+
+
+def is_idle(shared: Shared) -> bool:
+    """Whether no session is open, no slot is taken and the engine is there."""
+    return not shared.lives and shared.queue == 0 and shared.table.slots.booked == 0 and shared.host.ready
 
 
 def _daemons() -> list[int]:

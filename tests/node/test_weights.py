@@ -137,7 +137,11 @@ else:
 @pytest.mark.parametrize(
     ("soft", "hard", "told"),
     [
-        (64 << 10, 64 << 10, "1.0 MiB are to be locked and this process may lock 64.0 KiB; raise it (ulimit -l unlimited"),
+        (
+            64 << 10,
+            64 << 10,
+            "1.0 MiB are to be locked and this process may lock 64.0 KiB; raise it (ulimit -l unlimited",
+        ),
         (64 << 10, 8 << 20, "locked"),
     ],
 )
