@@ -10,6 +10,7 @@ import psutil
 
 from dht.addresses import parse_peers
 from swarm.artifact.local_path import user_path
+from swarm.artifact.sizes import parse_size
 from swarm.errors import NoPeersGiven, UsageError
 from swarm.node import options
 from swarm.node.config import Limits, ModelOptions, NetworkOptions, NodeConfig, Timeouts, Weights
@@ -51,16 +52,16 @@ def _model(settings: Settings) -> ModelOptions:
         manifest=_path(settings.manifest),
         source=settings.source,
         data_dir=_path(settings.data_dir),
-        bytes_per_second=None if limit is None else options.size("--download-limit", limit, "10MiB"),
-        disk_reserve_bytes=options.size("--disk-reserve", settings.disk_reserve, "2GiB", zero=True),
+        bytes_per_second=None if limit is None else parse_size(limit, "--download-limit", "10MiB"),
+        disk_reserve_bytes=parse_size(settings.disk_reserve, "--disk-reserve", "2GiB", zero=True),
     )
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     threads = options.count("--threads", settings.threads, 1, MAX_THREADS) or cores
     contexts = None if settings.slots is None else parse_slots(settings.slots)
     chunk_tokens = options.count("--chunk-tokens", settings.chunk_tokens, 1, MAX_CHUNK_TOKENS)
     kv_type = options.kv_type(settings.kv_type)
-    memory = None if settings.memory is None else options.size("--memory", settings.memory, "20GiB")
-    journal = options.size("--journal-memory", settings.journal_memory, "256MiB", zero=True)
+    memory = None if settings.memory is None else parse_size(settings.memory, "--memory", "20GiB")
+    journal = parse_size(settings.journal_memory, "--journal-memory", "256MiB", zero=True)
     found = choose_model(wanted)  # last: it may look for files, or fetch a small one
     return ModelOptions(
         path=found.path,

@@ -11,18 +11,8 @@ from swarm.errors import UsageError
 from swarm.node.config import HostPort
 
 MAX_PORT = 65535
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _KV_TYPES = {"f32": KvType.F32, "f16": KvType.F16, "q8_0": KvType.Q8_0}
 KV_TYPES = tuple(_KV_TYPES)
-
-
-def size(option: str, text: str, example: str, *, zero: bool = False) -> int:
-    """``20GiB``, ``20G`` and ``20GB`` are all 20 x 2^30 bytes: nobody means the smaller one."""
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE | re.ASCII)
-    n_bytes = 0 if match is None else int(float(match[1]) * _UNITS[match[2].lower()])
-    if match is None or (n_bytes == 0 and not zero):
-        raise UsageError(f"{option} {text}: not a size; write for example {option} {example}")
-    return n_bytes
 
 
 def kv_type(text: str) -> KvType:

@@ -15,40 +15,6 @@ PEER = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWSHj3RRbBjD15g6wekV8y3mm57Pobmps2g2WJ
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("20GiB", 20 << 30), ("20G", 20 << 30), ("1.5gb", 3 << 29), ("512 MiB", 512 << 20), ("1000", 1000)],
-)
-def test_size(text: str, expected: int) -> None:
-    assert options.size("--memory", text, "20GiB") == expected
-
-
-@pytest.mark.parametrize("text", ["", "0", "many", "-3G", "20GG", "0.0001", "1e9", "٣G", "9" * 400])
-def test_bad_size(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        options.size("--journal-memory", text, "256MiB")
-    assert str(caught.value) == f"--journal-memory {text}: not a size; write for example --journal-memory 256MiB"
-
-
-def test_nothing_is_a_size_where_that_makes_sense() -> None:
-    assert options.size("--disk-reserve", "0", "2GiB", zero=True) == 0
-
-
-@pytest.mark.parametrize(
-    "text", ["/ip4/203.0.113.9/tcp/4001", "/dns4/node.example/tcp/4001", f"/ip6/2001:db8::1/tcp/1/p2p/{PEER[-52:]}"]
-)
-def test_announced(text: str) -> None:
-    assert options.announce_multiaddr(f" {text} ") == text
-
-
-@pytest.mark.parametrize(
-    "text", ["203.0.113.9:4001", "/ip4/203.0.113.9", "/ip4/0.0.0.0/tcp/4001", "/ip4/1.2.3.4/tcp/0"]
-)
-def test_what_nobody_can_dial_is_not_announced(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--announce-maddrs .*: nobody can dial that; write for example"):
-        options.announce_multiaddr(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
     [
         ("127.0.0.1:4001", "/ip4/127.0.0.1/tcp/4001"),
         (":4001", "/ip4/0.0.0.0/tcp/4001"),
