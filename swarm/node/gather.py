@@ -122,7 +122,7 @@ def _without_overruled(in_file: Values, flags: Values, environment: Values) -> t
         in_file = {key: value for key, value in in_file.items() if key not in _OF_A_MODEL}
     places = [in_file, environment, flags]
     for pair in _EXCLUDING:
-        for low in range(2):
+        for low in (1, 0):
             above: Values = {key: value for place in places[low + 1 :] for key, value in place.items()}
             for one, other in (pair, pair[::-1]):
                 if above.get(one) and not above.get(other):

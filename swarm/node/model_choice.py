@@ -69,16 +69,23 @@ def choose_model(wanted: Wanted) -> Found:
 
 
 def checked_source(text: str) -> str:
-    """``hub``, an http(s) URL, or a folder that is there, with its absolute path. Raises ``UsageError``."""
-    if text.lower() == HUB:
+    """``hub``, an http(s) URL, or a folder that is there, with its absolute path. Raises ``UsageError`` as the store
+    does, but before anything else is done."""
+    if text.strip().lower() == HUB:
         return HUB
-    if text.lower().startswith(("http://", "https://")):
+    scheme, separator, rest = text.partition("://")
+    if separator:
+        if scheme.lower() not in ("http", "https") or not rest.strip("/"):
+            raise UsageError(
+                f"--source {scheme}://...: that is no http or https address; write {HUB}, a folder, or "
+                "https://host/folder"
+            )
         return text
-    if "://" in text:
-        raise UsageError(f"--source {text}: not http or https; choose {HUB}, the URL of a folder, or a folder")
     folder = user_path(text)
     if not is_folder(folder):
-        raise UsageError(f"--source {text}: no such folder; choose {HUB}, the URL of a folder, or a folder")
+        raise UsageError(
+            f"--source {text}: no such folder; write {HUB}, a folder, or an address that begins with https://"
+        )
     return str(folder.absolute())
 
 

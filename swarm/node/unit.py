@@ -95,7 +95,9 @@ def unit_text(call: Call, settings: Settings, *, system: bool) -> str:
         network="Wants=network-online.target\nAfter=network-online.target\n" if system else "",
         user=f"User={_word(call.user)}\n" if system else "",
         environment="".join(f"Environment={_word(text)}\n" for text in _kept(call.environment)),
-        command=" ".join(_word(text) for text in (call.interpreter, "-P", "-m", "swarm.node.cli", *arguments)),
+        command=" ".join(
+            _word(text) for text in (_program(call.interpreter), "-P", "-m", "swarm.node.cli", *arguments)
+        ),
         pauses=_pauses(call.systemd_version),
         drain_seconds=settings.drain_seconds,
         stop_seconds=int(settings.drain_seconds) + STOP_SECONDS,
@@ -103,6 +105,15 @@ def unit_text(call: Call, settings: Settings, *, system: bool) -> str:
         hardening="".join(f"{line}\n" for line in hardening),
         target="multi-user.target" if system else "default.target",
     )
+
+
+def _program(interpreter: str) -> str:
+    if re.search(r"[\"'\\]", interpreter) or not interpreter.isprintable():
+        raise UsageError(
+            f"systemd runs no program whose path has quotes or backslashes, as {interpreter!r}; install into another "
+            "folder"
+        )
+    return interpreter
 
 
 def _arguments(call: Call) -> list[str]:

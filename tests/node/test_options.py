@@ -34,6 +34,21 @@ def test_bad_listen(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["/ip4/203.0.113.9/tcp/4001", "/dns4/node.example/tcp/4001", f"/ip6/2001:db8::1/tcp/1/p2p/{PEER[-52:]}"]
+)
+def test_announced(text: str) -> None:
+    assert options.announce_multiaddr(f" {text} ") == text
+
+
+@pytest.mark.parametrize(
+    "text", ["203.0.113.9:4001", "/ip4/203.0.113.9", "/ip4/0.0.0.0/tcp/4001", "/ip4/1.2.3.4/tcp/0"]
+)
+def test_what_nobody_can_dial_is_not_announced(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--announce-maddrs .*: nobody can dial that; write for example"):
+        options.announce_multiaddr(text)
+
+
+@pytest.mark.parametrize(
     ("text", "host", "port"),
     [
         ("9464", "127.0.0.1", 9464),
