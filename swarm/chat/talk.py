@@ -19,7 +19,7 @@ from swarm.client.client import SwarmClient
 from swarm.client.config import ClientConfig, Timeouts
 from swarm.client.generate import Generation, GenerationOptions
 from swarm.client.sampler import SamplingParams
-from swarm.errors import SwarmError
+from swarm.errors import ContextExceeded, SwarmError
 
 Messages = list[dict[str, Any]]
 
@@ -107,6 +107,8 @@ class Conversation:
             if not answering.cancelled():
                 raise
             self._screen.say("\nstopped")
+        except ContextExceeded as error:
+            self._screen.say(f"\n{error}, or forget the conversation (/clear)")
         except SwarmError as error:
             self._screen.say(f"\n{error}")
         finally:
