@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import RLock
 
-from swarm.artifact.manifest import FileEntry
 from swarm.errors import SourceError, StoreError
-from swarm.ids import ArtifactId
 from swarm.store import holes
 from swarm.store.piece_state import (
     SUFFIX,
@@ -26,7 +25,7 @@ from swarm.store.piece_state import (
     sync_folder,
     write_state,
 )
-from swarm.store.pieces import DIGEST_BYTES, Piece, piece_digest
+from swarm.store.pieces import DIGEST_BYTES, Piece, PieceTable, piece_digest
 from swarm.store.store_errors import ELSEWHERE, store_errors
 
 _NONE = bytes(DIGEST_BYTES)
@@ -37,13 +36,15 @@ class PartFile:
     """``unknown``: it lies there in full size, but not by this program, so nothing of it counts before it is adopted,
     and it is not written. ``remarks`` are for the user."""
 
-    def __init__(self, path: Path, entry: FileEntry, artifact_id: ArtifactId, pieces: int) -> None:
+    def __init__(self, folder: Path, table: PieceTable, number: int) -> None:
         """Raises ``StoreError`` for what can't be this file."""
-        self.path = path
+        entry = table.manifest.files[number]
+        self.path = path = folder / entry.name
         self.remarks: list[str] = []
         self.unknown = False
         self._size = entry.size_bytes
-        self._artifact_id = artifact_id
+        self._artifact_id = table.manifest.artifact_id
+        self._pieces = partial(table.of_file, number)  # made when they are needed, which is seldom
         self._state_path = path.with_name(path.name + SUFFIX)
         self._new_path = path.with_name(path.name + _NEW)
         self._handle = -1
@@ -51,7 +52,8 @@ class PartFile:
         self._syncing: dict[int, bytes] = {}  # about to be
         self._writing = RLock()  # guards the handle, the two above and the bytes
         self._marking = RLock()  # guards the state; taken before the other
-        self._digests = self._read(pieces)
+        self._digests = self._read(table.n_pieces(number))
+        self._drop_cut_off()
 
     # --- what is here
 
@@ -91,18 +93,6 @@ class PartFile:
             if not os.path.lexists(self.path):
                 return 0
             raise
-
-    def drop_cut_off(self, pieces: Callable[[], Iterable[Piece]]) -> None:
-        """Of a file that somebody has cut off, forgets the pieces beyond its end, in memory: opened again it is found
-        cut off again. ``pieces`` gives the file's."""
-        size = self._present_size()
-        if size is None or size >= self._size:
-            return
-        lost = [piece for piece in pieces() if piece.stop > size and self.digest(piece) is not None]
-        for piece in lost:
-            self._digests[piece.index * DIGEST_BYTES : (piece.index + 1) * DIGEST_BYTES] = _NONE
-        if lost:
-            self.remarks.append(f"{self.path.name}: cut off at byte {size}; what was behind counts as missing")
 
     # --- changing it
 
@@ -238,6 +228,18 @@ class PartFile:
                 return None
             raise
 
+    def _drop_cut_off(self) -> None:
+        """Of a file that somebody has cut off, forgets the pieces beyond its end, in memory: opened again it is found
+        cut off again."""
+        size = self._present_size()
+        if size is None or size >= self._size:
+            return
+        lost = [piece for piece in self._pieces() if piece.stop > size and self.digest(piece) is not None]
+        for piece in lost:
+            self._digests[piece.index * DIGEST_BYTES : (piece.index + 1) * DIGEST_BYTES] = _NONE
+        if lost:
+            self.remarks.append(f"{self.path.name}: cut off at byte {size}; what was behind counts as missing")
+
     def _present_size(self) -> int | None:
         with store_errors(self.path):
             if not os.path.lexists(self.path):
@@ -283,12 +285,19 @@ class PartFile:
             raise
         return handle
 
+    def _own_pieces(self) -> Iterator[Piece]:
+        """Durable ones, and those that are going to be."""
+        for piece in self._pieces():
+            if self.digest(piece) is not None or piece.index in self._pending or piece.index in self._syncing:
+                yield piece
+
     def _break_link(self) -> None:
+        """Copies what is this folder's: of a file that was linked for a few layers that is little."""
         self._new_path.unlink(missing_ok=True)
         try:
             with self.path.open("rb", buffering=0) as source, self._new_path.open("xb", buffering=0) as target:
                 os.ftruncate(target.fileno(), self._size)
-                for start, stop in holes.data_ranges(source.fileno(), 0, self._size):
+                for start, stop in ranges_of(self._own_pieces()):
                     holes.copy_range(source.fileno(), target.fileno(), start, stop)
                 os.fsync(target.fileno())
         except BaseException:

@@ -392,6 +392,21 @@ def test_the_other_name_of_a_linked_file_never_sees_a_change(folder: Path, tmp_p
     assert original.stat().st_nlink == 1
 
 
+def test_breaking_a_link_copies_what_counts_and_no_more(folder: Path, tmp_path: Path) -> None:
+    original = tmp_path / "original.gguf"
+    original.write_bytes(LARGE.files[1])
+    with PartialCopy.open(folder, LARGE.manifest) as copy:
+        pieces = copy.table.of_file(1)
+        copy.link(1, original)
+        copy.adopt(pieces[1:2])
+        fill(copy, LARGE, pieces[3:])
+        assert copy.missing(pieces) == (pieces[0], pieces[2])
+        assert wrong(copy, LARGE) == []
+        held = sum(piece.bytes for piece in (pieces[1], pieces[3]))
+        assert copy.taken_bytes(pieces) <= held + 16384
+    assert original.read_bytes() == LARGE.files[1]
+
+
 def test_a_link_is_made_where_nothing_is_lost(folder: Path, tmp_path: Path) -> None:
     original = tmp_path / "original.gguf"
     original.write_bytes(SMALL.files[1])

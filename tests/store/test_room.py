@@ -99,6 +99,19 @@ def test_what_is_on_the_disk_already_is_not_counted_again(small_disk: Path) -> N
         copy.check_room(wanted)
 
 
+def test_the_copy_of_a_linked_file_has_to_fit_as_well(small_disk: Path) -> None:
+    original = small_disk / "original.gguf"
+    original.write_bytes(LARGE.files[1])  # 12 of 16 MiB
+    with PartialCopy.open(small_disk / "model", LARGE.manifest) as copy:
+        pieces = copy.table.of_file(1)
+        copy.link(1, original)
+        copy.adopt(pieces[:2])
+        with pytest.raises(StoreError, match=r"more have to be free: 12\.0 MiB are to be stored"):
+            copy.check_room(pieces)
+        copy.adopt(pieces)
+        copy.check_room(pieces)  # nothing is missing, so nothing is copied
+
+
 def test_a_folder_that_can_not_be_written(small_disk: Path) -> None:
     folder = small_disk / "model"
     with PartialCopy.open(folder, SMALL.manifest) as copy:
