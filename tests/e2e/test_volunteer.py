@@ -6,12 +6,13 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from swarm import ClientConfig, GenerationOptions, SwarmClient
+from swarm import ClientConfig, GenerationOptions, SwarmClient, Timeouts
 from swarm.artifact.memory import format_bytes
 from swarm.local_swarm import ADDRESS
 from tests.e2e.volunteers import (
@@ -57,20 +58,23 @@ async def test_three_from_empty_disks_answer_and_each_fetches_its_own_layers_alo
         assert "Paris" in await answer(address, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=lambda end: end.name)
+@pytest.mark.parametrize(
+    "end",
+    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGINT, id="interrupted", marks=pytest.mark.slow)],
+)
 def test_a_node_that_ends_while_it_fetches_goes_on_where_it_was(tmp_path: Path, end: signal.Signals) -> None:
-    with volunteers(tmp_path, 1, rates=[500_000]) as (one,):
-        ended = one.start("--layers", "0:8", "--new-swarm")
+    with volunteers(tmp_path, 1, rates=[200_000]) as (one,):
+        ended = one.start("--layers", "0:2", "--new-swarm")
         until(lambda: one.held_bytes() > MANIFEST.files[0].header_bytes)
         ended.process.send_signal(end)
         assert ended.join() == (-signal.SIGKILL if end == signal.SIGKILL else 130)
         assert not re.search("Traceback|Error", ended.text())
         kept, asked = one.held_bytes(), len(one.server.asked)
-        need = piece_bytes(0, 8)
+        need = piece_bytes(0, 2)
         assert kept < need, "the end came too late to show anything"
-        again = one.start("--layers", "0:8", "--new-swarm")
+        again = one.start("--layers", "0:2", "--new-swarm")
         assert again.wait_for(r"\((\S+ \S+) are here already\)")[1] == format_bytes(kept)
-        assert span_of(again) == (0, 8)
+        assert span_of(again) == (0, 2)
         assert need - kept <= sum(each.sent_bytes for each in one.server.asked[asked:]) <= 1.01 * (need - kept)
         assert one.held_bytes() == need
 
@@ -81,6 +85,40 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+async def test_the_layers_of_a_node_that_dies_for_good_are_taken_by_another(tmp_path: Path) -> None:
+    """Its record lives on for a minute. The session that needs its layers waits, and goes on."""
+    async with AsyncExitStack() as stack:
+        four = stack.enter_context(volunteers(tmp_path, 4, module="tests.e2e.hasty_node"))
+        nodes = [four[0].start(*AUTO, "--new-swarm")]
+        address = nodes[0].wait_for(ADDRESS)[1]
+        nodes += [one.start(*AUTO, "--initial-peers", address) for one in four[1:3]]
+        spans = [span_of(node) for node in nodes]
+        assert sorted(spans) == list(THIRDS)
+        spare = four[3].start(*AUTO, "--initial-peers", address)
+        doubled = span_of(spare)
+        dying = next(number for number in (1, 2) if spans[number] != doubled)
+        config = ClientConfig(Timeouts(recover_seconds=300.0), cache_dir=tmp_path / "cache")
+        client = await stack.enter_async_context(SwarmClient.connect([address], config))
+        generation = await client.chat(QUESTION, GenerationOptions(max_tokens=12))
+        await anext(generation)
+        nodes[dying].process.kill()
+        assert "Paris" in await generation.finish()
+        assert [place.layers for place in generation.route] == list(THIRDS)
+        moved = f"serving layers {spans[dying][0]}:{spans[dying][1]}"
+        assert any(re.search(f"(?m)^{moved}$", node.text()) for node in (*nodes, spare))
+
+
+def test_a_look_changes_nothing(one: Volunteer) -> None:
+    node = one.start(*AUTO, "--new-swarm", "--explain")
+    assert node.process.wait(60) == 0, node.text()
+    assert re.search(
+        r"(?m)^chosen: layers 0:2: .*\n(lost: .*\n)+disk: will fetch 3\.\d MiB of .*\nmemory: ", node.text()
+    )
+    assert not one.data.exists()
+    assert not one.server.asked
 
 
 # --- what can't be done is said in a line, before anything is fetched

@@ -42,6 +42,7 @@ class Volunteer:
 
     folder: Path
     server: RangeServer
+    module: str = "swarm.node.cli"
     processes: list[NodeProcess] = field(default_factory=list)
 
     @property
@@ -52,7 +53,7 @@ class Volunteer:
         fixed = ["--model", GLM_TINY, "--source", self.server.url, "--data-dir", str(self.data)]
         fixed += ["--identity", str(self.folder / "node.key"), "--disk-reserve", "0", *OPTIONS]
         log = self.folder / f"node{len(self.processes)}.log"
-        self.processes.append(NodeProcess([*fixed, *options], log, prefix=prefix))
+        self.processes.append(NodeProcess([*fixed, *options], log, prefix=prefix, module=self.module))
         return self.processes[-1]
 
     def held_bytes(self) -> int:
@@ -73,8 +74,10 @@ def span_of(node: NodeProcess) -> tuple[int, int]:
 
 
 @contextmanager
-def volunteers(folder: Path, count: int, rates: Sequence[int | None] = ()) -> Iterator[list[Volunteer]]:
-    """``rates`` are bytes per second of their servers."""
+def volunteers(
+    folder: Path, count: int, rates: Sequence[int | None] = (), *, module: str = "swarm.node.cli"
+) -> Iterator[list[Volunteer]]:
+    """``rates`` are bytes per second of each connection to their servers, ``module`` what they run."""
     source = find_model(GLM_TINY).path.parent
     made: list[Volunteer] = []
     with ExitStack() as stack:
@@ -82,7 +85,7 @@ def volunteers(folder: Path, count: int, rates: Sequence[int | None] = ()) -> It
             own = folder / f"volunteer{number}"
             own.mkdir()
             rate = rates[number] if rates else None
-            made.append(Volunteer(own, stack.enter_context(RangeServer(source, bytes_per_second=rate))))
+            made.append(Volunteer(own, stack.enter_context(RangeServer(source, bytes_per_second=rate)), module))
         try:
             yield made
         finally:

@@ -104,7 +104,7 @@ async def test_a_node_takes_the_layers_of_one_that_leaves_and_sessions_go_on(
         await asyncio.wait_for(leaving, 20)
         await until(partial(_has_nothing, mover))
         assert "moving from layers 3:6 to 0:3" in lines.lines
-        assert lines.lines[-1] == "serving layers 0:3"
+        assert "serving layers 0:3" in lines.lines
         known = {record.peer_id: (record.first, record.last) for record in await second.records()}
         assert known[mover.peer_id] == (0, 3)
 
