@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from dht.record import SpanRecord
@@ -52,11 +52,14 @@ class Replicas:
             await asyncio.sleep(self._look_seconds)
             records = self._network.view.snapshot.records  # kept fresh by others
 
-    async def compare(self, records: Iterable[SpanRecord]) -> None:
+    async def compare(self, records: Sequence[SpanRecord]) -> None:
         """Tells the operator of those nodes that differ and have not been asked. Raises nothing for what peers do."""
         own = self._stage.shared.span_digests
         if own is None:
             return
+        self._asked &= {
+            (own.root, record.peer_id, record.digest_root) for record in records
+        }  # who is gone is forgotten
         others = {record.peer_id: record for record in records if self._is_new(record, own)}
         if not others:
             return
