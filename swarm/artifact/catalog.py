@@ -58,6 +58,12 @@ KNOWN = {
 NAMES = (*PINNED, *KNOWN)
 
 
+def name_of(artifact_id: str) -> str | None:
+    """The name by which everybody can choose that artifact."""
+    named: list[PinnedModel | KnownFile] = [*PINNED.values(), *KNOWN.values()]
+    return next((each.name for each in named if each.artifact_id == artifact_id), None)
+
+
 @dataclass(frozen=True)
 class LocalModel:
     """``path`` is a GGUF; of a split set, any of its files. ``name`` is the catalog's, for a model chosen by it."""

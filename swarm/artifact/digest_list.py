@@ -48,8 +48,8 @@ class DigestList:
             )
         difference = self.tensors.keys() ^ set(names)
         if difference:
-            what = "lacks" if min(difference) not in self.tensors else "has too much"
-            raise ArtifactMismatch(f"the digest list {what}: tensor {min(difference)}; take one of the same tensors")
+            what = "lacks" if min(difference) not in self.tensors else "should not have"
+            raise ArtifactMismatch(f"the digest list {what} tensor {min(difference)}; take one of the same tensors")
 
 
 def list_bytes(artifact_id: ArtifactId, names: Iterable[str]) -> int:

@@ -27,6 +27,8 @@ class Timeouts:
     drain_seconds: float = 60.0  # running sessions after SIGTERM
     restart_first_seconds: float = 0.2  # the engine is started again after this pause, doubled each time
     restart_longest_seconds: float = 30.0
+    links_seconds: float = 240.0  # between two measurements of the way to likely neighbours
+    quiet_seconds: float = 5.0  # that nothing runs, before the speed that an earlier run has found is measured again
     engine_seconds: float = (
         120.0  # one call of the engine; ten times its slowest so far, up to 5 times this, where it is slow
     )
@@ -135,7 +137,8 @@ class NodeConfig:
     journal_folder: Path | None = None  # for what does not fit the memory; None: in the user's cache
     journal_disk_reserve_bytes: int = 256 << 20  # left free there
     calls_in_flight: int = 2  # engine calls handed over and not yet answered
-    measure_speed: bool = True
+    measure_speed: bool = True  # of the span, and of the way to neighbours
+    speed_folder: Path | None = None  # for what was measured; None: in the user's cache
     metrics: HostPort | None = None  # where Prometheus may read; None: nowhere
     explain: bool = False  # look, show why which layers would be chosen and what lost, and end
     moves: MoveRules = JOINING  # for a node that chooses its layers

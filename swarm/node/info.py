@@ -82,7 +82,7 @@ class InfoHandler:
             raise WireError(pb.INTERNAL, "the file can't be read any more") from None
 
     def _description(self) -> pb.NodeDescription:
-        shared = self._shared
+        shared, speed = self._shared, self._shared.speed
         info = shared.host.info_or_none
         return pb.NodeDescription(
             artifact_id=shared.manifest.artifact_id,
@@ -94,8 +94,8 @@ class InfoHandler:
             software=software(),
             public_name=shared.public_name,
             queue=shared.queue,
-            decode_tokens_per_second=shared.speed.decode_tokens_per_second,
-            prefill_tokens_per_second=shared.speed.prefill_tokens_per_second,
+            decode_tokens_per_second=speed.decode_tokens_per_second,
+            prefill_tokens_per_second=speed.prefill_tokens_per_second,
             clock=time.time(),
             has_mtp=info is not None and info.n_mtp > 0,
             encodings=[pb.F32_LE, pb.F16_LE],

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from swarm.moving import Mover
 from swarm.node.arrival import Arrival
 from swarm.node.config import NodeConfig
 from swarm.node.intent import check, intent
+from swarm.node.neighbours import Neighbours, round_trip
 from swarm.node.network import Network, join
 from swarm.node.own_digests import OwnDigests
 from swarm.node.own_record import make_record
@@ -167,7 +169,9 @@ class SwarmNode:
                 parts = await open_parts(stack, self.config.model, self._reporter)
                 planner = Planner(parts.manifest, self.config.model, available_memory(), parts)
                 plan = planner.explicit()
-                if plan is not None:
+                if plan is None:
+                    planner.choose((), "")  # raises at once when nothing would ever fit
+                else:
                     self._show(plan, parts)
                 library_path()  # before minutes are spent on joining, fetching and loading
                 self._network = await join(stack, self.config.network, parts.manifest)
@@ -226,14 +230,22 @@ class SwarmNode:
                     look_seconds=self.config.look_seconds,
                 )
                 self._relocating = tasks.create_task(relocation.run(mover))
+                helpers += [self._relocating, tasks.create_task(self._tell_load())]
                 replicas = Replicas(self, network, self._reporter, parts.right_digests, self.config.look_seconds)
-                helpers += [self._relocating, tasks.create_task(self._tell_load()), tasks.create_task(replicas.run())]
+                helpers.append(tasks.create_task(replicas.run()))
+                if self.config.measure_speed:
+                    helpers.append(tasks.create_task(self._neighbours(network).run()))
                 self._ready.set()
                 await self._stop.wait()
             finally:
                 for helper in helpers:
                     helper.cancel()
                 await self._leave(helpers)
+
+    def _neighbours(self, network: Network) -> Neighbours:
+        ask = partial(round_trip, network.peer)
+        seconds = self.config.timeouts.links_seconds
+        return Neighbours(network.peer_id, network.records, lambda: self.shared, ask, seconds)
 
     async def _leave(self, helpers: Sequence[asyncio.Task[None]]) -> None:
         if self._serving is not None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 
-from dht.addresses import parse_listen_address
+from dht.addresses import is_dialable, parse_listen_address
 from dht.errors import BadAddress
 from shim.types import KvType
-from swarm.artifact.sizes import parse_size
 from swarm.errors import UsageError
 from swarm.node.config import HostPort
 
 MAX_PORT = 65535
 _KV_TYPES = {"f32": KvType.F32, "f16": KvType.F16, "q8_0": KvType.Q8_0}
 KV_TYPES = tuple(_KV_TYPES)
-
-
-def memory_bytes(text: str, option: str = "--memory", *, zero: bool = False) -> int:
-    return parse_size(text, option, zero=zero)
 
 
 def kv_type(text: str) -> KvType:
@@ -33,6 +28,16 @@ def listen_multiaddr(text: str) -> str:
         return parse_listen_address(address).text
     except BadAddress as error:
         raise UsageError(f"--listen {text}: {error}") from error
+
+
+def announce_multiaddr(text: str) -> str:
+    """A multiaddr that others can dial: a host or IP address, and a port that is not 0."""
+    if not is_dialable(text.strip().partition("/p2p/")[0]):
+        raise UsageError(
+            f"--announce-maddrs {text}: nobody can dial that; write for example --announce-maddrs "
+            "/ip4/203.0.113.9/tcp/4001, with the address and port that others see"
+        )
+    return text.strip()
 
 
 def metrics_address(text: str) -> HostPort:

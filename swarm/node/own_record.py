@@ -13,7 +13,8 @@ from swarm.protocol import PROTOCOL_VERSION, clean_text
 
 
 def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanRecord:
-    manifest, info, digests = shared.manifest, shared.host.info_or_none, shared.span_digests
+    manifest, info = shared.manifest, shared.host.info_or_none
+    speed, digests = shared.speed, shared.span_digests
     return SpanRecord(
         peer_id=peer_id,
         artifact_id=manifest.artifact_id,
@@ -26,9 +27,10 @@ def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanR
         numerics_id="" if info is None else info.numerics_id,
         slots=shared.slots(),
         chunk_tokens=shared.chunk_tokens,
-        decode_tokens_per_second=shared.speed.decode_tokens_per_second,
-        prefill_tokens_per_second=shared.speed.prefill_tokens_per_second,
+        decode_tokens_per_second=speed.decode_tokens_per_second,
+        prefill_tokens_per_second=speed.prefill_tokens_per_second,
         queue=shared.queue,
+        links=shared.links,
         addresses=tuple(addresses)[:16],
         public_name=shared.public_name,
         software=software(),

@@ -10,7 +10,7 @@ from typing import Protocol
 from dht.record import SpanRecord
 from shim.types import ContextSpec
 from swarm.artifact import Manifest, check_span, estimate, parse_layers
-from swarm.artifact.memory import RESERVE_BYTES, SpanMemory, describe, format_bytes
+from swarm.artifact.memory import BREATHING_BYTES, SpanMemory, describe, format_bytes
 from swarm.errors import NotEnoughMemory, StoreError, UsageError
 from swarm.node.config import ModelOptions
 from swarm.node.slots import bounded, default_slots
@@ -177,8 +177,9 @@ class Planner:
             kv_type=self.options.kv_type,
             journal_bytes=min(self.options.journal_bytes, most_bytes),
             mtp=self.options.mtp,
-            # room for the rest of the machine, unless the operator has said what may be used
-            reserve_bytes=RESERVE_BYTES if self.options.memory_bytes is None else 0,
+            # what the operator gives is for the model: the node itself and the rest of the machine are beside it
+            own_bytes=None if self.options.memory_bytes is None else 0,
+            reserve_bytes=BREATHING_BYTES if self.options.memory_bytes is None else 0,
         )
 
     def _check_mtp(self, first: int, last: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -19,7 +19,6 @@ from swarm.node.engine_host import EngineHost
 from swarm.node.executor import Executor
 from swarm.node.journal import JournalStore
 from swarm.node.live import Job
-from swarm.node.measure import measure_speed
 from swarm.node.own_digests import OwnDigests
 from swarm.node.plan import Plan
 from swarm.node.reporter import Reporter
@@ -29,6 +28,7 @@ from swarm.node.sessions import SessionTable
 from swarm.node.shared import Dialer, Shared
 from swarm.node.slots import chunk_within_stall
 from swarm.node.tally import Tally
+from swarm.node.upkeep import Upkeep
 from swarm.protocol import clean_text
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class Serving:
             say=home.reporter.line,
         )
         self.service = Service(self.shared, home.folder)
+        self._upkeep = Upkeep(home, plan, self.shared)
         self._begun = asyncio.Event()
         self._over = asyncio.Event()
         self._helpers: list[asyncio.Task[None]] = []
@@ -94,18 +95,21 @@ class Serving:
         await self._begun.wait()
 
     async def load(self) -> None:
-        """Raises EngineError. Cancelling it ends the engine. Afterwards peers may open sessions."""
+        """Raises EngineError, and NotEnoughMemory when weights can't be locked. Cancelling it ends the engine.
+        Afterwards peers may open sessions."""
         shared, config = self.shared, self._home.config
+        await self._upkeep.hold()
         what = f"loading layers {self._layers}"
         info = await self.host.start(lambda fraction: self._home.reporter.progress(what, fraction))
         logger.info("loaded layers %s, numerics %s", self._layers, info.numerics_id)
         self.host.on_lost, self.host.on_back = self._engine_lost, self._engine_back
         self._helpers.append(self._home.tasks.create_task(self.host.supervise()))
+        await self._upkeep.compare()
         if config.measure_speed:
-            shared.speed = await measure_speed(self.host)
-            logger.info("measured decode %.3g, prefill %.3g tokens/s", *astuple(shared.speed))
+            await self._upkeep.find_speed()
             if config.model.chunk_tokens is None:
                 shared.chunk_tokens = chunk_within_stall(shared.speed.prefill_tokens_per_second, shared.chunk_tokens)
+            self._helpers.append(self._home.tasks.create_task(self._upkeep.run()))
         self._set_state(NodeState.ONLINE)
 
     async def drain(self, seconds: float) -> None:
@@ -129,6 +133,7 @@ class Serving:
         for helper in self._helpers:
             helper.cancel()
         await self.service.close()
+        await self._upkeep.close()
         await self.host.close()  # before the calls are waited for: a hung engine would hold them for good
         self._over.set()
         if self._begun.is_set():

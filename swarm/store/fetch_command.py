@@ -111,8 +111,8 @@ def _plan(given: argparse.Namespace) -> _Plan:
         _mtp(given, manifest),
         source,
         (given.data_dir or default_folder(name)).absolute(),
-        None if given.limit is None else parse_size(given.limit, "--limit"),
-        parse_size(given.disk_reserve, "--disk-reserve", zero=True),
+        None if given.limit is None else parse_size(given.limit, "--limit", "10MiB"),
+        parse_size(given.disk_reserve, "--disk-reserve", "2GiB", zero=True),
         given.parallel,
         find_digests(manifest, given.manifest),
     )

@@ -86,7 +86,10 @@ class DigestReader:
             digests = DigestList.from_json(data)
             digests.check_covers(manifest.artifact_id, names)
         except ArtifactError as error:
-            raise ProtocolError(f"peer {peer_id} served {error}; ask another peer", peer_id) from error
+            what = str(error).partition("; ")[0]
+            raise ProtocolError(
+                f"peer {peer_id} served no list of its tensors ({what}); ask another peer", peer_id
+            ) from error
         if span_root(digests.tensors) != record.digest_root:
             raise ProtocolError(
                 f"peer {peer_id} served other digests than its record promises; ask again, or another peer", peer_id

@@ -159,9 +159,9 @@ def test_lists_that_make_no_sense() -> None:
             DigestList.from_json(wrong)
     with pytest.raises(ArtifactMismatch, match="a digest list of artifact abababababab instead of 000000000000"):
         good.check_covers(ArtifactId("0" * 64), ["a", "b"])
-    with pytest.raises(ArtifactMismatch, match="the digest list lacks: tensor c"):
+    with pytest.raises(ArtifactMismatch, match="the digest list lacks tensor c"):
         good.check_covers(OURS, ["a", "b", "c"])
-    with pytest.raises(ArtifactMismatch, match="the digest list has too much: tensor b"):
+    with pytest.raises(ArtifactMismatch, match="the digest list should not have tensor b"):
         good.check_covers(OURS, ["a"])
 
 
