@@ -12,6 +12,12 @@ import venv
 from pathlib import Path
 
 import psutil
+import pytest
+
+import swarm
+from swarm import __version__
+from swarm.config_file import config_path
+from swarm.store.place import default_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -74,8 +80,27 @@ def test_wheel_installs_and_runs_in_a_clean_environment(tmp_path: Path, smollm2_
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == [str(site / "shim" / "__init__.py"), "2"]
-    node = subprocess.run([tmp_path / "venv" / "bin" / "swarm-node", "--help"], capture_output=True, check=False)
-    assert node.returncode == 0
+    swarm_node = tmp_path / "venv" / "bin" / "swarm-node"
+    for arguments, expected in (
+        (["--help"], "examples:"),
+        (["--new-swarm", "--print-unit"], f"ExecStart=:{python} -P -m swarm.node.cli --new-swarm"),
+    ):
+        ran = subprocess.run(
+            [swarm_node, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        assert expected in ran.stdout
+
+
+def test_an_upgrade_keeps_what_was_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models and settings are where neither pip nor a new environment looks."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for place in (default_folder("glm-5.2-ud-iq1_s"), config_path()):
+        assert place.is_relative_to(tmp_path / "home")
+        assert __version__ not in str(place)
+        assert not place.is_relative_to(sys.prefix)
+        assert not place.is_relative_to(Path(swarm.__file__).parent)
 
 
 LOAD = """
