@@ -71,10 +71,12 @@ def test_wheel_installs_and_runs_in_a_clean_environment(tmp_path: Path, smollm2_
     assert re.search(r"-py3-none-(linux|manylinux)", wheel.name)
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True, timeout=300)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "empty")
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", wheel]
+    subprocess.run(install, env=environment, check=True, timeout=300)
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
     (site / "borrowed.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "empty")}
     ran = subprocess.run(
         [python, "-c", LOAD, smollm2_path], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
