@@ -113,6 +113,13 @@ def pinned_of(first: GgufFile, n_files: int) -> PinnedModel | None:
     return next((pinned for pinned in candidates if is_copy(first, pinned.manifest)), None)
 
 
+def digests_of(artifact_id: ArtifactId) -> Mapping[str, str] | None:
+    """Digests of all tensors, by name, where this program has a list of them."""
+    named: tuple[PinnedModel | KnownFile, ...] = (*PINNED.values(), *KNOWN.values())
+    found = next((model for model in named if model.artifact_id == artifact_id), None)
+    return None if found is None else found.digests
+
+
 def _unread_remarked(copy: LocalCopy) -> LocalCopy:
     if not copy.unread:
         return copy

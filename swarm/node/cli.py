@@ -101,7 +101,7 @@ def _serve_to_the_end(config: NodeConfig, settings: Settings) -> int:
     raise_open_files_limit()
     console = _console(config, settings)
     try:
-        return asyncio.run(_serve(config, console))
+        return asyncio.run(_explain(config, console) if config.explain else _serve(config, console))
     finally:
         console.close()
 
@@ -150,6 +150,13 @@ class _Signals:
         if self.leave.is_set() or not self.ready:
             self._serving.cancel()
         self.leave.set()
+
+
+async def _explain(config: NodeConfig, console: PlainConsole) -> int:
+    from swarm.node.explain import explain
+
+    await explain(config, console)
+    return 0
 
 
 async def _serve(config: NodeConfig, console: PlainConsole) -> int:

@@ -30,6 +30,7 @@ class Gate:
         self._tally = tally
         self._open: Counter[PeerId] = Counter()
         self._changed = asyncio.Event()
+        self._streams: set[FrameStream] = set()
 
     @property
     def open_streams(self) -> int:
@@ -41,6 +42,10 @@ class Gate:
             self._changed.clear()
             await self._changed.wait()
 
+    async def cut(self) -> None:
+        """Closes every stream, which ends its handler."""
+        await asyncio.gather(*(stream.close() for stream in tuple(self._streams)))
+
     def around(
         self, protocol: str, handler: Handler
     ) -> Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
@@ -50,9 +55,11 @@ class Gate:
             # no step is taken, nor room made for one, before the stream belongs to a session
             peer, stream = PeerId(peer_id), FrameStream(reader, writer, max_step_bytes=0, meter=meter)
             self._open[peer] += 1
+            self._streams.add(stream)
             try:
                 await self._handle(handler, peer, stream)
             finally:
+                self._streams.discard(stream)
                 self._open[peer] -= 1
                 if not self._open[peer]:
                     del self._open[peer]

@@ -17,6 +17,7 @@ from swarm.artifact.manifest import Manifest
 from swarm.artifact.verify import read_manifest
 from swarm.errors import UsageError
 from swarm.node.config import StoreOptions
+from swarm.store.lists import find_digests
 from swarm.store.place import default_folder
 
 HUB = "hub"
@@ -95,7 +96,8 @@ def _by_manifest(wanted: Wanted, path: Path, source: str | None) -> Found:
     if source is None or source == HUB:
         raise UsageError(f"--manifest {path}: say where its files are with --source URL or --source DIR")
     manifest = read_manifest(path)
-    return _fetched(wanted, path.stem, manifest.with_file_names(file_names(path.stem, len(manifest.files))), source)
+    manifest = manifest.with_file_names(file_names(path.stem, len(manifest.files)))
+    return _fetched(wanted, path.stem, manifest, source, path)
 
 
 def file_names(stem: str, n_files: int) -> tuple[str, ...]:
@@ -105,7 +107,9 @@ def file_names(stem: str, n_files: int) -> tuple[str, ...]:
     return tuple(shard_name(stem, number, n_files) for number in range(1, n_files + 1))
 
 
-def _fetched(wanted: Wanted, name: str, manifest: Manifest, source: str) -> Found:
+def _fetched(wanted: Wanted, name: str, manifest: Manifest, source: str, path: Path | None = None) -> Found:
+    """``path`` is the manifest's, where it comes from a file."""
     folder = (wanted.data_dir or default_folder(name)).absolute()
-    store = StoreOptions(manifest, folder, source, wanted.bytes_per_second, wanted.disk_reserve_bytes)
+    digests = find_digests(manifest, path)
+    store = StoreOptions(manifest, folder, source, wanted.bytes_per_second, wanted.disk_reserve_bytes, digests)
     return Found(folder / manifest.files[0].name, name, store)

@@ -12,7 +12,15 @@ from swarm import __version__
 from swarm.artifact.catalog import GLM52, GLM_TINY, NAMES
 from swarm.artifact.local_path import printable
 from swarm.errors import SwarmError, UsageError
-from swarm.store import fetch_command, inspect_command, verify_command
+from swarm.store import (
+    compare_command,
+    fetch_command,
+    gc_command,
+    inspect_command,
+    seal_command,
+    status_command,
+    verify_command,
+)
 
 PROG = "swarm-artifact"
 INTERRUPTED = 130
@@ -36,6 +44,9 @@ examples:
   write down what a model of your own is, and check a copy of it elsewhere:
     {PROG} inspect model.gguf --manifest-out model.json
     {PROG} verify /copy/model.gguf --manifest model.json
+  see which layers were fetched, and free the others' room:
+    {PROG} status {GLM52.name}
+    {PROG} gc {GLM52.name} --keep 10:30
 
 exit codes: 0 all right, 2 wrong option, 3 files missing, damaged or of another model, 130 interrupted.
 """
@@ -53,7 +64,15 @@ class Command(Protocol):
 
 
 # in the order of --help; what a command needs beyond its options it imports when it runs
-COMMANDS: tuple[Command, ...] = (inspect_command, fetch_command, verify_command)
+COMMANDS: tuple[Command, ...] = (
+    inspect_command,
+    fetch_command,
+    status_command,
+    verify_command,
+    gc_command,
+    seal_command,
+    compare_command,
+)
 _BY_NAME = {command.NAME: command for command in COMMANDS}
 
 

@@ -23,6 +23,7 @@ from swarm.store.partial_copy import PartialCopy
 from swarm.store.patience import Patience, Trying
 from swarm.store.pieces import PIECE_BYTES, Piece
 from swarm.store.request import MAX_REQUEST_BYTES, Request, coalesce
+from swarm.store.sources.folder import FolderSource
 from swarm.store.sources.source import Source, Unavailable
 from swarm.store.transfer import Transfer
 
@@ -91,9 +92,7 @@ class _Fetcher:
         missing = await in_thread(self._copy.missing, pieces)
         self._total_bytes = sum(piece.bytes for piece in missing)
         if missing:
-            await self._opened()
-            self._linked = await in_thread(linked_files, self._copy, self._source, missing)
-            await in_thread(self._copy.check_room, [piece for piece in missing if piece.file not in self._linked])
+            await self._prepare(missing)
         self._progress(0)
         self.committer.expect({piece.tensor for piece in pieces}, missing)
         headers = [piece for piece in missing if not piece.tensor]
@@ -102,14 +101,22 @@ class _Fetcher:
             await in_thread(self._copy.local_copy)
         await self._all([piece for piece in missing if piece.tensor])
 
+    async def _prepare(self, missing: Sequence[Piece]) -> None:
+        """Room first; a folder's files may take none."""
+        if isinstance(self._source, FolderSource):
+            await self._opened()
+            self._linked = await in_thread(linked_files, self._copy, self._source, missing)
+        await in_thread(self._copy.check_room, [piece for piece in missing if piece.file not in self._linked])
+        await self._opened()
+
     def again(self, tensor: str) -> None:
         """Its bytes are wrong."""
+        pieces = [piece for piece in self._wanted if piece.tensor == tensor]
+        self._copy.forget(pieces)
         if tensor in self._twice:
             what = f"tensor {tensor} has wrong bytes, also when fetched again"
             raise SourceError(f"{self._source.name}: {what}; choose another --source")
         self._twice.add(tensor)
-        pieces = [piece for piece in self._wanted if piece.tensor == tensor]
-        self._copy.forget(pieces)
         self._total_bytes += sum(piece.bytes for piece in pieces)
         self.committer.expect((), pieces)
         self._queue.extendleft(coalesce(pieces))  # first of all
@@ -127,6 +134,7 @@ class _Fetcher:
         try:
             while True:
                 if self._queue:
+                    await self._opened()  # nothing may have been missing, and a tensor that is here be wrong
                     await self._workers()
                 await self.committer.commit()
                 if not self._queue:

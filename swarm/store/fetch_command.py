@@ -5,25 +5,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm.artifact.catalog import KNOWN, NAMES, PINNED
 from swarm.artifact.cuts import check_span, parse_layers
-from swarm.artifact.gguf_set import shard_name
 from swarm.artifact.local_path import printable
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import format_bytes
 from swarm.artifact.progress import duration, hashing, reading
 from swarm.artifact.sizes import parse_size
 from swarm.errors import UsageError
+from swarm.store.find import given_manifest
+from swarm.store.lists import find_digests, tensor_check
 from swarm.store.place import default_folder
 
 if TYPE_CHECKING:
     from swarm.store.fetch import Fetched
     from swarm.store.partial_copy import PartialCopy
     from swarm.store.pieces import Piece
+    from swarm.store.sources import Source
 
 NAME = "fetch"
 HELP = "get the parts of a model that some layers need, or go on with that"
@@ -60,6 +63,7 @@ class _Plan:
     bytes_per_second: int | None
     disk_reserve_bytes: int
     parallel: int
+    digests: Mapping[str, str] | None
 
     @property
     def what(self) -> str:
@@ -71,7 +75,9 @@ class _Plan:
 def run(given: argparse.Namespace) -> int:
     plan = _plan(given)
     from swarm.store.partial_copy import PartialCopy
+    from swarm.store.sources import open_source
 
+    source = open_source(plan.source, plan.manifest)
     with PartialCopy.open(plan.folder, plan.manifest, disk_reserve_bytes=plan.disk_reserve_bytes) as copy:
         for remark in copy.remarks:
             _say(remark)
@@ -79,7 +85,7 @@ def run(given: argparse.Namespace) -> int:
         pieces = _pieces(plan, copy)
         _say(_before(plan, copy, pieces))
         try:
-            fetched = asyncio.run(_fetch(plan, copy, pieces))
+            fetched = asyncio.run(_fetch(plan, source, copy, pieces))
         except KeyboardInterrupt:
             held, total = copy.held_bytes(pieces), sum(piece.bytes for piece in pieces)
             _complain(
@@ -93,6 +99,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _plan(given: argparse.Namespace) -> _Plan:
     manifest, name = _manifest(given.model, given.manifest)
+    layers = _layers(given.layers, manifest)
     source = given.source or ("hub" if manifest.name in PINNED else None)
     if source is None:
         raise UsageError(f"{name}: say where it comes from, with --source URL or --source DIR")
@@ -100,13 +107,14 @@ def _plan(given: argparse.Namespace) -> _Plan:
         raise UsageError(f"--parallel {given.parallel}: choose 1 to {_MAX_PARALLEL}")
     return _Plan(
         manifest,
-        _layers(given.layers, manifest),
+        layers,
         _mtp(given, manifest),
         source,
         (given.data_dir or default_folder(name)).absolute(),
         None if given.limit is None else parse_size(given.limit, "--limit", "10MiB"),
         parse_size(given.disk_reserve, "--disk-reserve", "2GiB", zero=True),
         given.parallel,
+        find_digests(manifest, given.manifest),
     )
 
 
@@ -115,12 +123,7 @@ def _manifest(model: str | None, path: Path | None) -> tuple[Manifest, str]:
     if (model is None) == (path is None):
         raise UsageError(f"name one model: {', '.join(NAMES)}, or its manifest with --manifest FILE")
     if path is not None:
-        from swarm.artifact.verify import read_manifest
-
-        manifest = read_manifest(path)
-        n_files = len(manifest.files)
-        names = [shard_name(path.stem, number, n_files) for number in range(1, n_files + 1)]
-        return manifest.with_file_names(names if n_files > 1 else [f"{path.stem}.gguf"]), path.stem
+        return given_manifest(path), path.stem
     key = (model or "").lower()
     known = PINNED.get(key) or KNOWN.get(key)
     if known is None:
@@ -170,21 +173,20 @@ def _adopt(copy: PartialCopy) -> None:
         _say(f"{copy.path(file).name}: was there already, and is right")
 
 
-async def _fetch(plan: _Plan, copy: PartialCopy, pieces: tuple[Piece, ...]) -> Fetched:
+async def _fetch(plan: _Plan, source: Source, copy: PartialCopy, pieces: tuple[Piece, ...]) -> Fetched:
     from swarm.store.fetch import fetch
-    from swarm.store.sources import opened_source
 
     missing = sum(piece.bytes for piece in copy.missing(pieces))
     before = 0
-    async with opened_source(plan.source, plan.manifest) as source:
-        with reading(missing, "fetching") as shown:
-            shown.file(plan.manifest.name)
+    with reading(missing, "fetching") as shown:
+        shown.file(plan.manifest.name)
 
-            def on_progress(done: int, _total: int) -> None:
-                nonlocal before
-                shown.bytes(done - before)
-                before = done
+        def on_progress(done: int, _total: int) -> None:
+            nonlocal before
+            shown.bytes(done - before)
+            before = done
 
+        try:
             return await fetch(
                 copy,
                 source,
@@ -192,7 +194,10 @@ async def _fetch(plan: _Plan, copy: PartialCopy, pieces: tuple[Piece, ...]) -> F
                 limit_bytes_per_second=plan.bytes_per_second,
                 parallel=plan.parallel,
                 on_progress=on_progress,
+                on_tensor=tensor_check(copy, plan.digests),
             )
+        finally:
+            await source.close()
 
 
 def _before(plan: _Plan, copy: PartialCopy, pieces: tuple[Piece, ...]) -> str:

@@ -17,7 +17,15 @@ from swarm.artifact.manifest import FileEntry
 from swarm.errors import SourceError, StoreError
 from swarm.ids import ArtifactId
 from swarm.store import holes
-from swarm.store.piece_state import SUFFIX, DamagedState, ForeignState, read_state, sync_folder, write_state
+from swarm.store.piece_state import (
+    SUFFIX,
+    DamagedState,
+    ForeignState,
+    read_state,
+    remove_unfinished,
+    sync_folder,
+    write_state,
+)
 from swarm.store.pieces import DIGEST_BYTES, Piece, piece_digest
 from swarm.store.store_errors import ELSEWHERE, store_errors
 
@@ -37,6 +45,7 @@ class PartFile:
         self._size = entry.size_bytes
         self._artifact_id = artifact_id
         self._state_path = path.with_name(path.name + SUFFIX)
+        self._new_path = path.with_name(path.name + _NEW)
         self._handle = -1
         self._pending: dict[int, bytes] = {}  # written, but not yet durable
         self._writing = RLock()  # guards the handle, the pending pieces and the bytes
@@ -94,7 +103,13 @@ class PartFile:
 
     # --- changing it
 
-    def write(self, piece: Piece, data: bytes | memoryview) -> None:
+    def clean(self) -> None:
+        """Of what a process left that was killed."""
+        with store_errors(self.path):
+            self._new_path.unlink(missing_ok=True)
+            remove_unfinished(self._state_path)
+
+    def write(self, piece: Piece, data: bytes | bytearray | memoryview) -> None:
         assert len(data) == piece.bytes, f"{len(data)} bytes for a piece of {piece.bytes}"
         digest = piece_digest(piece, data)
         if self.digest(piece) is not None:
@@ -171,11 +186,10 @@ class PartFile:
                 raise StoreError(f"{self.path}: parts of it are here already; {ELSEWHERE}")
             if source.stat().st_size != self._size:
                 raise SourceError(f"{source}: it has not the {self._size} bytes that it should; choose another source")
-            new = self.path.with_name(self.path.name + _NEW)
-            new.unlink(missing_ok=True)
+            self._new_path.unlink(missing_ok=True)
             self._mark({})  # before the file: without a state it would be anybody's
-            os.link(source, new, follow_symlinks=True)
-            self._replace(new)
+            os.link(source, self._new_path, follow_symlinks=True)
+            self._replace()
 
     def close(self) -> None:
         with self._writing:
@@ -262,23 +276,22 @@ class PartFile:
         return handle
 
     def _break_link(self) -> None:
-        new = self.path.with_name(self.path.name + _NEW)
-        new.unlink(missing_ok=True)
+        self._new_path.unlink(missing_ok=True)
         try:
-            with self.path.open("rb", buffering=0) as source, new.open("xb", buffering=0) as target:
+            with self.path.open("rb", buffering=0) as source, self._new_path.open("xb", buffering=0) as target:
                 os.ftruncate(target.fileno(), self._size)
                 for start, stop in holes.data_ranges(source.fileno(), 0, self._size):
                     holes.copy_range(source.fileno(), target.fileno(), start, stop)
                 os.fsync(target.fileno())
         except BaseException:
-            new.unlink(missing_ok=True)
+            self._new_path.unlink(missing_ok=True)
             raise
-        self._replace(new)
+        self._replace()
 
-    def _replace(self, new: Path) -> None:
+    def _replace(self) -> None:
         self.close()
-        new.replace(self.path)
-        new.unlink(missing_ok=True)  # stays where both names were one file's already
+        self._new_path.replace(self.path)
+        self._new_path.unlink(missing_ok=True)  # stays where both names were one file's already
         sync_folder(self.path.parent)
 
     def _mark(self, digests: dict[int, bytes]) -> None:

@@ -301,7 +301,10 @@ def test_the_first_node_tells_how_to_start_the_second(environment: dict[str, str
         told = first.read_until(r"^next machine: swarm-node --model (\S+) --initial-peers (/ip4/127\S+)$")
         assert told[1] == model
         assert "nobody serves 3:6 yet" in first.read_until("^ready: serving layers 0:3 of llama-untied .*").string
-        small = ("--memory", "60MiB", "--slots", "1x512", "--explain")
+        small = ("--memory", "60MiB", "--slots", "1x512")
+        looked = run(environment, "--model", model, "--initial-peers", told[2], *small, "--explain")
+        assert (looked.returncode, looked.stderr) == (0, "")
+        assert [line.partition(":")[0] for line in looked.stdout.splitlines()] == ["chosen", *3 * ["lost"], "memory"]
         with started(environment, "--model", model, "--initial-peers", told[2], *small) as second:
             ready = second.read_until(
                 r"^ready: serving layers (\d):(\d) of llama-untied \([0-9a-f]{12}\) with 1 other peer;"

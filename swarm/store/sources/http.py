@@ -26,7 +26,7 @@ from swarm.store.sources.ranges import (
 from swarm.store.sources.source import Unavailable
 
 _MAX_REDIRECTS = 8
-_READ_BUFFER = 1 << 18
+_READ_BUFFER = 1 << 16  # of a connection that breaks, up to twice that is lost, and comes again
 _HEADERS = {"User-Agent": f"glm-swarm/{__version__}", "Accept-Encoding": "identity"}
 # of these a second try makes nothing better
 _FINAL = (

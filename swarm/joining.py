@@ -1,0 +1,44 @@
+"""The second look of a node that has announced its layers and has not begun to serve.
+
+The idea: nodes that come at the same moment act as if they had come one after another, in an order all compute alike.
+Each counts the joiners before it and takes for granted that those among them whose window another one has announced,
+too, will go on to where this node would go in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dht.record import NodeState, SpanRecord
+from swarm.placement import Choice, Coverage, Place, Span, choose_window, coverage_of, usable_records
+from swarm.turns import order
+
+
+def better_choice(place: Place, records: Sequence[SpanRecord], span: Span, held: Sequence[Span] = ()) -> Choice | None:
+    """A window that helps more of the weakest layers than the announced ``span``; None: there is none, stay."""
+    coverage = _as_if_one_by_one(place, records)
+    choice = choose_window(
+        place.cuts, coverage, place.budget_bytes, place.cost, tie_break=place.peer_id, prefer=(*held, span)
+    )
+    return choice if _helps_more(coverage, (choice.first, choice.last), span) else None
+
+
+def _as_if_one_by_one(place: Place, records: Sequence[SpanRecord]) -> Coverage:
+    usable = [it for it in usable_records(records, place.cuts, place.artifact_id) if it.peer_id != place.peer_id]
+    joining = [record for record in usable if record.state is NodeState.JOINING]
+    coverage = coverage_of([record for record in usable if record not in joining], place.cuts, place.artifact_id)
+    earlier = [record for record in joining if order(record.peer_id) < order(place.peer_id)]
+    for record in sorted(earlier, key=lambda it: order(it.peer_id)):
+        span = record.first, record.last
+        # what it has announced is all that is known of its memory
+        choice = choose_window(
+            place.cuts, coverage, place.cost(*span), place.cost, tie_break=record.peer_id, prefer=(span,)
+        )
+        moved = choice.first, choice.last
+        coverage = coverage.plus(*(moved if _helps_more(coverage, moved, span) else span))
+    return coverage
+
+
+def _helps_more(coverage: Coverage, window: Span, than: Span) -> bool:
+    weakest = min(coverage.servers)
+    return coverage.servers[slice(*window)].count(weakest) > coverage.servers[slice(*than)].count(weakest)
