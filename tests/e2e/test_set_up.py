@@ -73,7 +73,7 @@ def test_wheel_installs_and_runs_in_a_clean_environment(tmp_path: Path, smollm2_
     python = tmp_path / "venv" / "bin" / "python"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["XDG_CACHE_HOME"] = str(tmp_path / "empty")
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", wheel]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)]
     subprocess.run(install, env=environment, check=True, timeout=300)
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
     (site / "borrowed.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
