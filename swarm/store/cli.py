@@ -35,7 +35,7 @@ examples:
     {PROG} inspect {GLM52.name}
   get the parts that some layers need, {GLM_TINY}'s from a folder for example; interrupted, the same command goes on:
     {PROG} fetch {GLM52.name} --layers 0:18
-    {PROG} fetch {GLM_TINY} --layers 0:4 --source /models
+    {PROG} fetch {GLM_TINY} --layers 0:6 --source /models
   check downloaded files, first in seconds by their headers, then every byte:
     {PROG} verify --quick /models/GLM-5.2
     {PROG} verify /models/GLM-5.2
@@ -47,6 +47,12 @@ examples:
   see which layers were fetched, and free the others' room:
     {PROG} status {GLM52.name}
     {PROG} gc {GLM52.name} --keep 10:30
+  check what was fetched, and fetch again what has changed on the disk, nothing else:
+    {PROG} verify {GLM52.name} --repair
+  let others check parts of a model of your own, tensor by tensor; beside model.json the list is found:
+    {PROG} seal model.gguf -o model.digests.json
+  see whether the nodes of a swarm hold the same bytes:
+    {PROG} compare {GLM52.name} --initial-peers ADDRESS
 
 exit codes: 0 all right, 2 wrong option, 3 files missing, damaged or of another model, 130 interrupted.
 """

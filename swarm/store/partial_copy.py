@@ -7,9 +7,8 @@ it would the whole model's; a span needs the headers of all files and its own te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -41,12 +40,7 @@ class PartialCopy:
         self.table = PieceTable(manifest)
         self._reserve_bytes = disk_reserve_bytes
         self._lock = lock
-        self._files = tuple(
-            PartFile(folder / entry.name, entry, manifest.artifact_id, self.table.n_pieces(number))
-            for number, entry in enumerate(manifest.files)
-        )
-        for number, file in enumerate(self._files):
-            file.drop_cut_off(partial(self.table.of_file, number))
+        self._files = tuple(PartFile(folder, self.table, number) for number in range(self.table.n_files))
 
     @classmethod
     def open(cls, folder: Path, manifest: Manifest, *, disk_reserve_bytes: int = 0) -> PartialCopy:
@@ -141,7 +135,7 @@ class PartialCopy:
         return self._files[piece.file].read(piece)
 
     def taken_bytes(self, pieces: Iterable[Piece]) -> int:
-        """Room the pieces take on the disk, durable or left by a process that died; to the block."""
+        """Room the pieces take on the disk, durable or left by a process that died."""
         return sum(self._files[number].taken_bytes(ranges_of(own)) for number, own in _by_file(pieces))
 
     # --- changing it
@@ -152,10 +146,17 @@ class PartialCopy:
         missing = self.missing(pieces)
         if not missing:
             return
-        needed = sum(stop - start + _BLOCK_BYTES for _, own in _by_file(missing) for start, stop in ranges_of(own))
+        needed = sum(self._needed_bytes(number, own) for number, own in _by_file(missing))
         largest = max(self.manifest.files[piece.file].size_bytes for piece in missing)
-        taken = self.taken_bytes(missing)
-        check_room(self.folder, Need(max(0, needed - taken), self._reserve_bytes, largest))
+        check_room(self.folder, Need(max(0, needed), self._reserve_bytes, largest))
+
+    def _needed_bytes(self, file: int, missing: Sequence[Piece]) -> int:
+        """Of disk, to store these pieces; what is left there by a process that died is written over."""
+        ranges = ranges_of(missing)
+        n_bytes = sum(stop - start + _BLOCK_BYTES for start, stop in ranges)
+        if self.is_linked(file):  # what is held of it is copied before the first write
+            return n_bytes + self.held_bytes(self.table.of_file(file))
+        return n_bytes - self._files[file].taken_bytes(ranges)
 
     def write(self, piece: Piece, data: bytes | bytearray | memoryview) -> None:
         """All of a piece. It is not here before ``commit``; one that was here before is not until then either."""

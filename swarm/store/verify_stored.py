@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ def verify_stored(wanted: Wanted) -> int:
     with open_copy(stored.folder, stored.manifest) as copy:
         for remark in copy.remarks:
             _say(remark)
-        _check_headers(copy, repair=wanted.repair)
+        _check_headers(copy, _command(stored), repair=wanted.repair)
         if wanted.quick:
             _say(f"{stored.manifest.name} in {stored.folder}: sizes and headers are right")
             return 0
@@ -59,17 +60,17 @@ def verify_stored(wanted: Wanted) -> int:
 def _source(wanted: Wanted) -> str:
     if wanted.source is not None:
         return wanted.source
-    if not any(each.artifact_id == wanted.stored.manifest.artifact_id for each in PINNED.values()):
+    if not _has_hub(wanted.stored):
         raise UsageError("--repair: say where the right bytes come from, with --source URL or --source DIR")
     return HUB
 
 
-def _check_headers(copy: PartialCopy, *, repair: bool) -> None:
+def _check_headers(copy: PartialCopy, command: str, *, repair: bool) -> None:
     difference = headers_differ(copy)
     if not difference:
         return
     if not repair:
-        raise ArtifactMismatch(f"{difference}; fetch the headers again with: swarm-artifact verify --repair")
+        raise ArtifactMismatch(f"{difference}; fetch the headers again with: {command}")
     _say(difference)
     copy.forget(copy.table.headers())
 
@@ -111,11 +112,18 @@ def _state(found: FileFindings) -> str:
 
 def _what_is_wrong(wrong: Sequence[FileFindings], stored: Stored) -> str:
     n_bytes = sum(piece.bytes for each in wrong for piece in each.to_fetch)
-    files = ", ".join(stored.manifest.files[each.file].name for each in wrong)
-    return (
-        f"{stored.folder}: wrong bytes in {files}; fetch {format_bytes(n_bytes)} again, alone, with: "
-        "swarm-artifact verify --repair, and --source if the model has no hub"
-    )
+    first = f"{stored.manifest.files[wrong[0].file].name}: {_state(wrong[0])}"
+    more = f" (and {len(wrong) - 1} more of its files)" if len(wrong) > 1 else ""
+    return f"{stored.folder / first}{more}; fetch {format_bytes(n_bytes)} again, alone, with: {_command(stored)}"
+
+
+def _command(stored: Stored) -> str:
+    source = "" if _has_hub(stored) else " --source SOURCE"
+    return f"swarm-artifact verify {shlex.quote(str(stored.folder))} --repair{source}"
+
+
+def _has_hub(stored: Stored) -> bool:
+    return any(each.artifact_id == stored.manifest.artifact_id for each in PINNED.values())
 
 
 def _repair(copy: PartialCopy, wrong: Sequence[FileFindings], source: str, digests: Mapping[str, str] | None) -> None:

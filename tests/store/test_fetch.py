@@ -41,10 +41,18 @@ def server(served: Served) -> Iterator[RangeServer]:
         yield server
 
 
-async def fetched(copy: PartialCopy, source: str | Source, pieces: Sequence[Piece], **options: object) -> Fetched:
+IMPATIENT = HttpTimeouts(connect_seconds=0.2, silence_seconds=0.5)
+
+
+async def fetched(
+    copy: PartialCopy,
+    source: str | Source,
+    pieces: Sequence[Piece],
+    timeouts: HttpTimeouts | None = None,
+    **options: object,
+) -> Fetched:
     if not isinstance(source, str):
         return await fetch(copy, source, pieces, patience=HASTY, **options)  # type: ignore[arg-type]
-    timeouts = HttpTimeouts(silence_seconds=0.5)
     async with opened_source(source, copy.manifest, timeouts=timeouts) as opened:
         return await fetch(copy, opened, pieces, patience=HASTY, **options)  # type: ignore[arg-type]
 
@@ -123,7 +131,7 @@ PASSING = [Fault.ERROR, Fault.BUSY, Fault.DROP, Fault.GARBAGE, Fault.STALL, Faul
 async def test_what_passes_is_outlasted(copy: PartialCopy, served: Served, server: RangeServer, fault: Fault) -> None:
     server.troubles.append(Trouble(fault, every=2, start=0, times=6))
     pieces = copy.table.of_span(*SPAN)
-    result = await fetched(copy, server.url, pieces)
+    result = await fetched(copy, server.url, pieces, IMPATIENT)
     check(copy, served, pieces)
     assert result.retries >= 1
     assert result.bytes == planned(pieces)
@@ -133,7 +141,7 @@ async def test_all_faults_together(copy: PartialCopy, served: Served, server: Ra
     rng = random.Random(5)
     server.troubles += [Trouble(fault, every=rng.randint(3, 7)) for fault in (*PASSING, Fault.SLOW, Fault.REDIRECT)]
     pieces = copy.table.of_span(0, 8, True)
-    result = await fetched(copy, server.url, pieces)
+    result = await fetched(copy, server.url, pieces, IMPATIENT)
     check(copy, served, pieces)
     assert result.bytes == planned(pieces)
     assert {asked.fault for asked in server.asked} - {None}
@@ -189,6 +197,16 @@ async def test_a_limit_is_kept(copy: PartialCopy, server: RangeServer) -> None:
     rate = planned(pieces)  # a second
     result = await fetched(copy, server.url, pieces, limit_bytes_per_second=rate)
     assert result.seconds >= 0.9
+
+
+async def test_a_limit_is_no_silence_of_the_server(copy: PartialCopy, server: RangeServer) -> None:
+    """Nothing is read for longer than a server may be silent: nobody waits for it then."""
+    tensor = max(copy.manifest.tensors, key=lambda tensor: tensor.bytes)
+    pieces = copy.table.of_tensor(tensor.name)
+    rate = planned(pieces) // 4
+    result = await fetched(copy, server.url, pieces, IMPATIENT, limit_bytes_per_second=rate)
+    assert result.seconds > 3
+    assert result.retries == 0
 
 
 class _Endless:

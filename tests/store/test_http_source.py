@@ -135,7 +135,7 @@ async def test_what_may_pass_is_told_apart(served: Served, fault: Fault, reason:
 async def test_a_server_that_stops_is_noticed(served: Served, fault: Fault) -> None:
     stop = Trouble(fault)
     with RangeServer(served.folder, [stop]) as server, pytest.raises(Unavailable, match="the server is silent"):
-        await read_from(server, served, HttpTimeouts(silence_seconds=0.2))
+        await read_from(server, served, HttpTimeouts(connect_seconds=0.2, silence_seconds=0.2))
 
 
 async def test_a_slow_server_is_waited_for(served: Served) -> None:
@@ -221,6 +221,8 @@ async def test_a_certificate_that_nobody_signed(served: Served, to_https: bool) 
         ("hub", "no place there is pinned for"),
         ("ftp://host/x", "no http or https address"),
         ("http://", "no http or https address"),
+        ("http://[::1/x", "no http or https address"),
+        ("http://host:99999/x", "no http or https address"),
         ("/no/such/folder", "no such folder; write hub, a folder, or an address"),
     ],
 )

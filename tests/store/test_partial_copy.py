@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from swarm.artifact.manifest import FileEntry, Manifest, load_manifest
 from swarm.errors import SourceError, StoreError
+from swarm.store.complete import check_complete
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.piece_state import SUFFIX, write_state
 from swarm.store.pieces import DIGEST_BYTES, PIECE_BYTES, Piece
@@ -101,6 +103,30 @@ def test_a_failing_disk_marks_nothing(folder: Path, monkeypatch: pytest.MonkeyPa
         assert copy.commit() == 0
         assert copy.missing(pieces) == pieces[3:]
     assert PartialCopy.look(folder, SMALL.manifest).missing(pieces) == pieces[3:]
+
+
+def test_a_piece_that_is_written_again_while_it_is_committed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not be marked with the digest of the bytes before."""
+    sync = os.fdatasync
+    with PartialCopy.open(folder, SMALL.manifest) as copy:
+        piece = every_piece(copy)[5]
+        writer = threading.Thread(target=copy.write, args=(piece, bytes(piece.bytes)))
+
+        def sync_slowly(handle: int) -> None:
+            writer.start()
+            writer.join(0.2)  # it has to wait; without that it would be done
+            sync(handle)
+
+        copy.write(piece, SMALL.data(piece))
+        monkeypatch.setattr(os, "fdatasync", sync_slowly)
+        assert copy.commit() == 1
+        writer.join()
+        assert not copy.has(piece)
+        assert not PartialCopy.look(folder, SMALL.manifest).has(piece)
+        assert copy.read(piece) == bytes(piece.bytes)
+        monkeypatch.setattr(os, "fdatasync", sync)
+        assert copy.commit() == 1
+        assert [found.index for found in wrong(copy, SMALL)] == [piece.index]  # as it was asked to
 
 
 def test_threads_write_while_others_commit(folder: Path) -> None:
@@ -242,8 +268,11 @@ def test_what_was_behind_the_end_of_a_file_that_is_cut_off_is_missing(folder: Pa
     assert (folder / "sample-2.gguf").read_bytes() == SMALL.files[1]
 
 
-def test_a_file_that_has_become_longer_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_file_that_has_become_longer_is_refused(folder: Path, damaged: bool) -> None:
     _filled(folder)
+    if damaged:
+        _state(folder).write_bytes(b"")
     with (folder / "sample-2.gguf").open("ab") as stream:
         stream.write(b"more")
     size = SMALL.manifest.files[1].size_bytes
@@ -363,6 +392,21 @@ def test_the_other_name_of_a_linked_file_never_sees_a_change(folder: Path, tmp_p
     assert original.stat().st_nlink == 1
 
 
+def test_breaking_a_link_copies_what_counts_and_no_more(folder: Path, tmp_path: Path) -> None:
+    original = tmp_path / "original.gguf"
+    original.write_bytes(LARGE.files[1])
+    with PartialCopy.open(folder, LARGE.manifest) as copy:
+        pieces = copy.table.of_file(1)
+        copy.link(1, original)
+        copy.adopt(pieces[1:2])
+        fill(copy, LARGE, pieces[3:])
+        assert copy.missing(pieces) == (pieces[0], pieces[2])
+        assert wrong(copy, LARGE) == []
+        held = sum(piece.bytes for piece in (pieces[1], pieces[3]))
+        assert copy.taken_bytes(pieces) <= held + 16384
+    assert original.read_bytes() == LARGE.files[1]
+
+
 def test_a_link_is_made_where_nothing_is_lost(folder: Path, tmp_path: Path) -> None:
     original = tmp_path / "original.gguf"
     original.write_bytes(SMALL.files[1])
@@ -430,8 +474,9 @@ def test_what_a_killed_process_left_is_freed_too(folder: Path) -> None:
         copy.write(piece, LARGE.data(piece))
     with PartialCopy.open(folder, LARGE.manifest) as copy:
         assert not copy.has(piece)
-        assert copy.taken_bytes([piece]) >= piece.bytes
-        assert copy.free([piece]) >= piece.bytes - 8192
+        taken = copy.taken_bytes([piece])
+        assert taken >= piece.bytes - 8192
+        assert copy.free([piece]) >= taken
 
 
 # --- as a model
@@ -462,3 +507,17 @@ def test_headers_are_compared_before_they_are_believed(folder: Path, tmp_path: P
         with pytest.raises(SourceError, match="headers from this source are not model's"):
             copy.local_copy()
         assert copy.missing(headers) == headers
+
+
+def test_parts_are_not_taken_for_the_whole(folder: Path) -> None:
+    folder.mkdir()
+    for file, data in zip(SMALL.manifest.files, SMALL.files, strict=True):
+        (folder / file.name).write_bytes(data)
+    check_complete(folder, SMALL.manifest)  # nothing was fetched
+    (folder / "sample-2.gguf").unlink()
+    with PartialCopy.open(folder, SMALL.manifest) as copy:
+        fill(copy, SMALL, copy.table.of_file(1)[:-1])
+        with pytest.raises(StoreError, match=r"sample-2\.gguf: only parts of it were fetched; to serve those name"):
+            check_complete(folder, SMALL.manifest)
+        fill(copy, SMALL, copy.table.of_file(1)[-1:])
+    check_complete(folder, SMALL.manifest)

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dht.errors import PeerUnreachable
+from dht.identity import Identity
 from dht.record import SpanRecord
 from swarm.artifact.catalog import GLM_TINY, KNOWN
 from swarm.artifact.digest_list import DigestList
 from swarm.node.replicas import remarks
 from swarm.protocol import FrameStream, WireError, artifact_parts, pb
+from swarm.store.cli import main
 from swarm.store.digests import span_root
 from swarm.store.disagreements import Disagreement, disagreements, some_tensors
 from swarm.store.peer_digests import MAX_LISTS, MAX_TRIES, NOT_ASKED, DigestReader, Told
@@ -24,6 +26,7 @@ from tests.routing.records import record
 
 MANIFEST = KNOWN[GLM_TINY].manifest
 RIGHT = KNOWN[GLM_TINY].digests or {}
+PEER = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.ephemeral().peer_id}"
 Answer = Callable[[FrameStream, pb.ArtifactRequest], Awaitable[None]]
 
 
@@ -269,3 +272,30 @@ def test_what_a_node_tells_its_operator() -> None:
     assert all("this node's are the model's, by its digest list" in line for line in known)
     (line,) = remarks(own, others, Told(held={"c": {"y": "3"}}), {"y": "3"})
     assert "by the digest list this node's are wrong" in line
+
+
+# --- swarm-artifact compare, before it has met anybody
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ((), 6, "no peers given; name a node of the swarm with --initial-peers ADDRESS or SWARM_PEERS"),
+        (("--initial-peers", "nonsense"), 2, "nonsense"),
+        (("--manifest", "none.json", "--initial-peers", PEER), 2, "--manifest none.json: can't be read"),
+        (("--initial-peers", PEER), 6, "no initial peer answered"),
+    ],
+)
+def test_compare_without_a_swarm(
+    arguments: tuple[str, ...],
+    code: int,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SWARM_PEERS", raising=False)
+    assert main(["compare", GLM_TINY, *arguments]) == code
+    said = capsys.readouterr().err
+    assert text in said
+    assert said.startswith("swarm-artifact: ")
+    assert said.count("\n") == 1

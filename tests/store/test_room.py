@@ -8,7 +8,6 @@ import subprocess
 import time
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -22,21 +21,10 @@ from swarm.errors import StoreError
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.room import Need, check_room, free_bytes
 from tests.store import parts
+from tests.store.mounts import image_of, mounted
 from tests.store.parts import SMALL, Sample, every_piece, fill, wrong
 
 LARGE = Sample((3 << 20,) * 8)
-
-
-@contextmanager
-def mounted(folder: Path, *arguments: str) -> Iterator[Path]:
-    folder.mkdir()
-    done = subprocess.run(["mount", *arguments, str(folder)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"mounting is not allowed here: {done.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.fixture
@@ -111,6 +99,19 @@ def test_what_is_on_the_disk_already_is_not_counted_again(small_disk: Path) -> N
         copy.check_room(wanted)
 
 
+def test_the_copy_of_a_linked_file_has_to_fit_as_well(small_disk: Path) -> None:
+    original = small_disk / "original.gguf"
+    original.write_bytes(LARGE.files[1])  # 12 of 16 MiB
+    with PartialCopy.open(small_disk / "model", LARGE.manifest) as copy:
+        pieces = copy.table.of_file(1)
+        copy.link(1, original)
+        copy.adopt(pieces[:2])
+        with pytest.raises(StoreError, match=r"more have to be free: 12\.0 MiB are to be stored"):
+            copy.check_room(pieces)
+        copy.adopt(pieces)
+        copy.check_room(pieces)  # nothing is missing, so nothing is copied
+
+
 def test_a_folder_that_can_not_be_written(small_disk: Path) -> None:
     folder = small_disk / "model"
     with PartialCopy.open(folder, SMALL.manifest) as copy:
@@ -148,16 +149,7 @@ def test_a_limit_on_the_length_of_files(tmp_path: Path) -> None:
 
 def test_a_file_system_without_holes(tmp_path: Path) -> None:
     """In clusters of 16 MiB, so that a hole of less is none."""
-    image = tmp_path / "image"
-    image.touch()
-    os.truncate(image, 1 << 30)
-    make = ["mkfs.ext4", "-q", "-O", "bigalloc", "-C", str(16 << 20), str(image)]
-    try:
-        made = subprocess.run(make, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("mkfs.ext4 is not installed")
-    if made.returncode:
-        pytest.skip(f"no such file system can be made here: {made.stderr.strip()}")
+    image = image_of(tmp_path / "image", 1 << 30, "-O", "bigalloc", "-C", str(16 << 20))
     with (
         mounted(tmp_path / "disk", "-o", "loop", str(image)) as disk,
         PartialCopy.open(disk / "model", Sample((40 << 20, 40 << 20)).manifest) as copy,

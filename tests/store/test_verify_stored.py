@@ -77,7 +77,8 @@ def test_a_flipped_byte_is_named_and_fetched_again_alone(run: Run, origin: Range
     code, out, err = run("verify", folder)
     assert code == 3
     assert f"damaged on the disk in tensor {DAMAGED} (1 piece)" in out
-    assert "wrong bytes in glm-tiny.gguf; fetch " in err
+    assert f"{folder}/glm-tiny.gguf: damaged on the disk in tensor {DAMAGED} (1 piece); fetch " in err
+    assert f"again, alone, with: swarm-artifact verify {folder} --repair --source SOURCE" in err
     assert not origin.asked
     code, out, err = run("verify", folder, "--repair", "--source", origin.url)
     assert (code, err) == (0, "")
@@ -96,7 +97,7 @@ def test_a_damaged_header_is_fetched_again(run: Run, origin: RangeServer, tmp_pa
     flip(folder / TINY.file_name, TINY.manifest.files[0].header_bytes // 2)
     code, _, err = run("verify", "--quick", folder)
     assert code == 3
-    assert "fetch the headers again with: swarm-artifact verify --repair" in err
+    assert f"fetch the headers again with: swarm-artifact verify {folder} --repair" in err
     assert run("verify", folder, "--repair", "--source", origin.url)[0] == 0
     assert sum(asked.sent_bytes for asked in origin.asked) <= TINY.manifest.files[0].header_bytes + 2
     assert run("verify", "--quick", folder)[0] == 0
