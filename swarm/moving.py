@@ -4,6 +4,9 @@ The idea: every node decides alone, from records that are up to a minute old, so
 once.
 
 - A layer is left only as ``swarm.turns`` allows: the first in an order that all compute alike stays.
+- A node that moves is away for a minute or two, also from layers it keeps. While all layers are served, somebody else
+  must serve every layer of a node that moves. While some are not, nobody can use the others, and it is enough that
+  nothing is left for good.
 - A move needs a clear gain: it covers a layer that nobody serves, or lifts weak layers from layers that have half as
   many servers again. Each such move makes the sorted list of servers per layer larger, and a step aside for a
   neighbour is made once for each gap: a swarm where nobody comes or goes comes to rest.
@@ -47,7 +50,7 @@ class MoveRules:
     recheck_seconds: float = 300.0  # between two looks of a serving node, give or take a tenth
     turns: Turns = field(default_factory=Turns)
     patience_seconds: float = 90.0  # a gap that a restart closes is none
-    repair_step_seconds: float = 900.0  # what each node waits for the one before it to fill a gap
+    repair_step_seconds: float = 1800.0  # what each node waits for the one before it to fill a gap
     balance_turn_seconds: float = 3600.0
     dwell_seconds: float = 3600.0  # after a move, before one that is no repair
     clear_ratio: float = 1.5  # servers left on the layers that are left, to those of the weakest
@@ -93,20 +96,23 @@ class Mover:
 
     def look(self, records: Sequence[SpanRecord], span: Span, now: float, held: Sequence[Span] = ()) -> Choice | None:
         """Where a node that serves ``span`` should move. ``held`` are spans whose data is here already."""
-        scene = _Scene(self.place, usable_records(records, self.place.cuts, self.place.artifact_id), span, tuple(held))
+        scene = self._scene(records, span, held)
         self._watch_gaps(scene, now)
         if self._going is None or not _is_still_a_gain(scene, *self._going):
             self._going = self._repair(scene, now) if scene.gaps else self._balance(scene, now)
         return None if self._going is None else self._going[1]
 
     def may_switch(self, records: Sequence[SpanRecord], span: Span, new: Span, now: float) -> bool:
-        """Whether the layers of ``span`` that are not in ``new`` may be left this moment."""
-        usable = usable_records(records, self.place.cuts, self.place.artifact_id)
-        return self.rules.turns.may_leave(self.place.peer_id, span, layers_lost(span, new), usable, now)
+        """Whether a node that serves ``span`` may leave it this moment for ``new``."""
+        scene = self._scene(records, span)
+        return self.rules.turns.may_leave(self.place.peer_id, span, scene.away_from(new), scene.others, now)
 
     def switched(self, now: float) -> None:
         self._moved_at = now
         self._going = None
+
+    def _scene(self, records: Sequence[SpanRecord], span: Span, held: Sequence[Span] = ()) -> _Scene:
+        return _Scene(self.place, usable_records(records, self.place.cuts, self.place.artifact_id), span, held)
 
     def _watch_gaps(self, scene: _Scene, now: float) -> None:
         bare = [layer for gap in scene.gaps for layer in range(*gap)]
@@ -129,10 +135,16 @@ class Mover:
         return self._step(scene) if steps >= len(able) else None
 
     def _step(self, scene: _Scene) -> tuple[_Kind, Choice] | None:
+        """The own step of the shortest chain of steps, if it is the one that is free to be made."""
+        cuts, cost = self.place.cuts, self.place.cost
         for gap in scene.gaps:
-            *_, last = shortest_slide(self.place.cuts, self.place.cost, gap, scene.holders) or [("", (0, 0))]
-            peer_id, window = last
-            if peer_id == self.place.peer_id and gap not in self._stepped_for and scene.may_take(window):
+            steps = shortest_slide(cuts, cost, gap, scene.holders()) or shortest_slide(
+                cuts, cost, gap, scene.holders(hopeful=True)
+            )
+            if not steps or gap in self._stepped_for:
+                continue
+            peer_id, window = steps[-1]
+            if peer_id == self.place.peer_id and scene.may_take(window):
                 self._stepped_for.add(gap)
                 return _Kind.STEP, scene.choice(window)
         return None
@@ -165,17 +177,17 @@ class _Scene:
         self._place = place
         self._span = span
         self._held = held
-        self._others = [record for record in records if record.peer_id != place.peer_id]
-        self._online = [record for record in self._others if record.state is NodeState.ONLINE]
+        self.others = [record for record in records if record.peer_id != place.peer_id]
+        self._online = [record for record in self.others if record.state is NodeState.ONLINE]
         # who is online serves, who joins only will
         self._serving = coverage_of(self._online, place.cuts, place.artifact_id)
-        self._coming = coverage_of(self._others, place.cuts, place.artifact_id)
+        self._coming = coverage_of(self.others, place.cuts, place.artifact_id)
 
     @cached_property
     def with_own(self) -> Coverage:
         return self._coming.plus(*self._span)
 
-    @property
+    @cached_property
     def gaps(self) -> tuple[Span, ...]:
         return self.with_own.uncovered
 
@@ -186,13 +198,19 @@ class _Scene:
         at = cuts.index(self.gaps[0][0])
         return self._place.cost(cuts[at], cuts[at + 1])
 
-    @property
-    def holders(self) -> list[Holder]:
-        """All that serve, with the memory that is known of."""
-        cost = self._place.cost
+    def holders(self, *, hopeful: bool = False) -> list[Holder]:
+        """All that serve. How much memory another has can only be told from its span: it holds that, and it would
+        serve another segment if that one fitted; ``hopeful`` takes it for only just too small."""
         spans = {record.peer_id: (record.first, record.last) for record in self._online}
-        others = [Holder(peer_id, span, cost(*span)) for peer_id, span in sorted(spans.items())]
+        bytes_of = self._next_bytes if hopeful else self._place.cost
+        others = [Holder(peer_id, span, bytes_of(*span)) for peer_id, span in sorted(spans.items())]
         return [*others, Holder(self._place.peer_id, self._span, self._place.budget_bytes)]
+
+    def _next_bytes(self, first: int, last: int) -> int:
+        cuts = self._place.cuts
+        start, end = cuts.index(first), cuts.index(last)
+        longer = (cuts[start], cuts[end + 1]) if end + 1 < len(cuts) else (cuts[max(0, start - 1)], last)
+        return max(self._place.cost(*longer) - 1, self._place.cost(first, last))
 
     def is_free(self, enough: int) -> bool:
         """Whether without this node all its layers have ``enough`` servers."""
@@ -204,8 +222,11 @@ class _Scene:
         return [record for record in self._online if min(servers[record.first : record.last]) > enough]
 
     def may_take(self, window: Span, enough: int = 1) -> bool:
-        """Whether the layers left would have ``enough`` servers."""
-        return all(self._serving.servers[layer] >= enough for layer in layers_lost(self._span, window))
+        """Whether the layers that the node would be away from have ``enough`` others."""
+        return all(self._serving.servers[layer] >= enough for layer in self.away_from(window))
+
+    def away_from(self, window: Span) -> list[int]:
+        return layers_lost(self._span, window) if self.gaps else list(range(*self._span))
 
     def after(self, window: Span) -> list[int]:
         return sorted(self._coming.plus(*window).servers)

@@ -48,10 +48,10 @@ class Coverage:
 
     def plus(self, first: int, last: int, tokens_per_second: float = NEUTRAL_TOKENS_PER_SECOND) -> Coverage:
         speed = tokens_per_second or NEUTRAL_TOKENS_PER_SECOND
-        inside = [first <= layer < last for layer in range(len(self.servers))]
+        servers, speeds = self.servers, self.tokens_per_second
         return Coverage(
-            tuple(count + here for count, here in zip(self.servers, inside, strict=True)),
-            tuple(sum_ + speed * here for sum_, here in zip(self.tokens_per_second, inside, strict=True)),
+            (*servers[:first], *[count + 1 for count in servers[first:last]], *servers[last:]),
+            (*speeds[:first], *[total + speed for total in speeds[first:last]], *speeds[last:]),
         )
 
     @property
@@ -177,8 +177,15 @@ def could_leave(records: Sequence[SpanRecord], cuts: Sequence[int], artifact_id:
 
 def largest_windows(cuts: Sequence[int], budget_bytes: int, cost: Cost) -> list[Span]:
     """From each cut, the window with most layers that fits: a smaller one never helps more."""
-    found = (reach(cuts, start, budget_bytes, cost) for start in range(len(cuts) - 1))
-    return [(cuts[start], cuts[end]) for start, end in enumerate(found) if end > start]
+    windows = []
+    end = 0
+    for start in range(len(cuts) - 1):
+        end = max(end, start)  # without its first segment a window still fits
+        while end + 1 < len(cuts) and cost(cuts[start], cuts[end + 1]) <= budget_bytes:
+            end += 1
+        if end > start:
+            windows.append((cuts[start], cuts[end]))
+    return windows
 
 
 class _Worth:
