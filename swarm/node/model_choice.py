@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.artifact import catalog
-from swarm.artifact.gguf_set import shard_name
 from swarm.artifact.local_path import is_folder, user_path
 from swarm.artifact.manifest import Manifest
-from swarm.artifact.verify import read_manifest
 from swarm.errors import UsageError
 from swarm.node.config import StoreOptions
+from swarm.store.find import given_manifest
 from swarm.store.lists import find_digests
 from swarm.store.place import default_folder
 
@@ -95,16 +94,7 @@ def _by_manifest(wanted: Wanted, path: Path, source: str | None) -> Found:
         raise UsageError("--manifest describes what is fetched; leave --model-dir out, or serve the files by --model")
     if source is None or source == HUB:
         raise UsageError(f"--manifest {path}: say where its files are with --source URL or --source DIR")
-    manifest = read_manifest(path)
-    manifest = manifest.with_file_names(file_names(path.stem, len(manifest.files)))
-    return _fetched(wanted, path.stem, manifest, source, path)
-
-
-def file_names(stem: str, n_files: int) -> tuple[str, ...]:
-    """Of a model whose manifest is ``stem.json``."""
-    if n_files == 1:
-        return (f"{stem}.gguf",)
-    return tuple(shard_name(stem, number, n_files) for number in range(1, n_files + 1))
+    return _fetched(wanted, path.stem, given_manifest(path), source, path)
 
 
 def _fetched(wanted: Wanted, name: str, manifest: Manifest, source: str, path: Path | None = None) -> Found:

@@ -12,6 +12,7 @@ from swarm.artifact.catalog import LocalModel, digests_of, open_model
 from swarm.node.config import ModelOptions
 from swarm.node.plan import Plan
 from swarm.node.reporter import Reporter
+from swarm.store.complete import check_complete
 from swarm.store.whole import kept_digests
 
 
@@ -73,6 +74,7 @@ class WholeFiles:
             copy = await asyncio.to_thread(open_model, LocalModel(options.path, options.name), hashed)
         finally:
             cancelled = True  # a thread can only be asked to stop
+        await asyncio.to_thread(check_complete, options.path.parent, copy.manifest)
         for remark in copy.remarks:
             reporter.line(remark)
         return cls(copy.manifest, options.path.parent)

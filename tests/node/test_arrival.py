@@ -14,8 +14,11 @@ from swarm.errors import NotEnoughMemory, StoreError
 from swarm.node.arrival import believed
 from swarm.node.completeness import Completeness
 from swarm.node.config import ModelOptions, StoreOptions
+from swarm.node.parts import WholeFiles
 from swarm.node.plan import Planner
+from swarm.node.reporter import Silent
 from swarm.node.stored_parts import StoredParts
+from swarm.store.partial_copy import PartialCopy
 from tests.routing.records import CUTS, record
 
 TINY = KNOWN[GLM_TINY].manifest
@@ -108,3 +111,13 @@ def test_completeness_is_told_when_it_changes() -> None:
     assert completeness.look([*served((0, 2), (6, 8)), *served((2, 6), state=NodeState.DRAINING)]) == (
         "the swarm is incomplete: nobody serves layers 2:6 any more; start a node for them"
     )
+
+
+async def test_parts_are_not_served_as_the_whole(tmp_path: Path) -> None:
+    source = KNOWN[GLM_TINY].fetch()
+    with PartialCopy.open(tmp_path / "parts", TINY) as copy:
+        for piece in copy.table.of_span(0, 2):
+            copy.write(piece, source.read_bytes()[piece.start : piece.stop])
+        copy.commit()
+    with pytest.raises(StoreError, match="only parts of it were fetched; to serve those name"):
+        await WholeFiles.open(ModelOptions(tmp_path / "parts" / TINY.files[0].name), Silent())
