@@ -51,7 +51,7 @@ class Fault(Enum):
 
 @dataclass
 class Trouble:
-    """Strikes requests for byte ``start`` of a file or more: the first ``times`` of them, or every ``every``-th. ``file``
+    """Strikes requests from byte ``start`` of a file on: the first ``times`` of them, or every ``every``-th. ``file``
     is a part of the name; ``to`` the address that a redirect leads to, before the path; ``header`` is Retry-After's."""
 
     fault: Fault
@@ -108,7 +108,9 @@ class RangeServer:
         self.folder = folder
         self.troubles = list(troubles)
         self.asked: list[Asked] = []
-        self.on_request: Callable[[Asked], None] = lambda asked: None  # called in the server's thread
+        # called in the server's thread
+        self.on_request: Callable[[Asked], None] = lambda asked: None
+        self.on_bytes: Callable[[Asked], None] = lambda asked: None
         self.port = port
         self._bytes_per_second = bytes_per_second
         self._connections = 0
@@ -174,7 +176,10 @@ class RangeServer:
 
     async def _serve(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request; whether the connection stays."""
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first = await reader.readexactly(1)
+        if first == b"\x16":  # the beginning of TLS
+            return False
+        head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         asked = _parse(head, number)
         self.asked.append(asked)
         self.on_request(asked)
@@ -197,9 +202,7 @@ class RangeServer:
             _SPOILED[trouble.fault](answer, size)
         return await self._send(writer, answer, asked, trouble.fault if trouble else None)
 
-    async def _send(
-        self, writer: asyncio.StreamWriter, answer: _Answer, asked: Asked, fault: Fault | None
-    ) -> bool:
+    async def _send(self, writer: asyncio.StreamWriter, answer: _Answer, asked: Asked, fault: Fault | None) -> bool:
         writer.write(_head(answer.status, answer.headers))
         end = answer.stop
         if fault in (Fault.DROP, Fault.STALL, Fault.WRONG_LENGTH):
@@ -232,6 +235,7 @@ class RangeServer:
             await writer.drain()
             at += len(data)
             asked.sent_bytes += len(data)
+            self.on_bytes(asked)
             if slow:
                 await asyncio.sleep(0.01)
             if self._bytes_per_second is not None:

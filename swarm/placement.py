@@ -1,17 +1,23 @@
 """Which layers a node should serve.
 
 The idea: a swarm is as good as its weakest layer. A window of layers is worth what it does to the sorted list of
-"servers per layer": the list that is larger at the first difference wins. Speeds break ties in the same way, then
-windows that leave no gaps too small for a node like this one, then a hash of the peer id, so that nodes that join an
-empty swarm at the same moment spread out.
+"servers per layer": the list that is larger at the first difference wins. Speeds break ties in the same way, then a
+hash of the peer id.
+
+Before all that, a window is tidy. While layers lack a server, a gap is filled from its left end: what is left of it
+stays in one piece, so no node fills less than it could except the one that closes the gap. Hence nodes that come one
+after another, in any order, cover the model as soon as the least that each can hold anywhere adds up to its weight.
+(Windows that jump ahead leave scraps; with 40 and 30 GiB by turns, one swarm in two then lacked a layer.) When all
+layers are served, a run of weakest layers is filled from either end, where it is slower.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
+from statistics import median
 from typing import TypeAlias
 
 from dht.record import NodeState, SpanRecord
@@ -20,7 +26,11 @@ from swarm.errors import NotEnoughMemory
 Cost: TypeAlias = Callable[[int, int], int]  # (first, last) -> bytes a node needs; grows with the window
 Span: TypeAlias = tuple[int, int]
 
-NEUTRAL_TOKENS_PER_SECOND = 1.0  # of a node that has not measured its speed
+NEUTRAL_TOKENS_PER_SECOND = 1.0  # of a node that has not measured its speed, where nobody has
+MOST_OFF_MEDIAN = (
+    4.0  # an announced speed may be a lie: it counts at most so many times the median, and at least its part
+)
+NEARLY = 0.8  # of the weakest layers that the best window helps, for one whose data is here already
 RUNNERS_UP = 3
 _MIB = 1 << 20
 
@@ -38,10 +48,10 @@ class Coverage:
 
     def plus(self, first: int, last: int, tokens_per_second: float = NEUTRAL_TOKENS_PER_SECOND) -> Coverage:
         speed = tokens_per_second or NEUTRAL_TOKENS_PER_SECOND
-        inside = [first <= layer < last for layer in range(len(self.servers))]
+        servers, speeds = self.servers, self.tokens_per_second
         return Coverage(
-            tuple(count + here for count, here in zip(self.servers, inside, strict=True)),
-            tuple(sum_ + speed * here for sum_, here in zip(self.tokens_per_second, inside, strict=True)),
+            (*servers[:first], *[count + 1 for count in servers[first:last]], *servers[last:]),
+            (*speeds[:first], *[total + speed for total in speeds[first:last]], *speeds[last:]),
         )
 
     @property
@@ -78,12 +88,14 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Spans for a known set of machines. ``idle`` names those on which not even the smallest window fits."""
+class Place:
+    """What the rules have to know of one node."""
 
-    spans: tuple[tuple[str, int, int], ...]
-    uncovered: tuple[Span, ...]
-    idle: tuple[str, ...] = ()
+    cuts: Sequence[int]
+    artifact_id: str
+    peer_id: str
+    budget_bytes: int
+    cost: Cost
 
 
 def usable_records(records: Sequence[SpanRecord], cuts: Sequence[int], artifact_id: str) -> list[SpanRecord]:
@@ -102,11 +114,19 @@ def usable_records(records: Sequence[SpanRecord], cuts: Sequence[int], artifact_
 
 
 def coverage_of(records: Sequence[SpanRecord], cuts: Sequence[int], artifact_id: str, *, without: str = "") -> Coverage:
-    coverage = Coverage.empty(cuts[-1])
-    for record in usable_records(records, cuts, artifact_id):
-        if record.peer_id != without:
-            coverage = coverage.plus(record.first, record.last, record.decode_tokens_per_second)
-    return coverage
+    usable = [record for record in usable_records(records, cuts, artifact_id) if record.peer_id != without]
+    typical = median([speed for record in usable if (speed := record.decode_tokens_per_second) > 0] or [0.0])
+    # what changes at each layer, summed up once: a thousand records take a few milliseconds
+    servers, speeds = [0] * (cuts[-1] + 1), [0.0] * (cuts[-1] + 1)
+    for record in usable:
+        speed = _believed(record.decode_tokens_per_second, typical)
+        servers[record.first] += 1
+        servers[record.last] -= 1
+        speeds[record.first] += speed
+        speeds[record.last] -= speed
+    counts = tuple(accumulate(servers))[:-1]
+    sums = accumulate(speeds)
+    return Coverage(counts, tuple(round(total, 6) if n else 0.0 for total, n in zip(sums, counts, strict=False)))
 
 
 def choose_span(
@@ -117,23 +137,34 @@ def choose_span(
     *,
     artifact_id: str,
     peer_id: str,
+    prefer: Sequence[Span] = (),
 ) -> Choice:
     """The legal window within ``budget_bytes`` that helps the swarm most. ``cuts`` hold 0 and the number of layers.
 
-    The node's own record is left out, so a node can ask again while it serves. Raises ``NotEnoughMemory``.
+    The node's own record is left out, so a node can ask again while it serves. ``prefer`` are spans whose data lies
+    here already: a window that needs less fetched wins when it is nearly as good. Raises ``NotEnoughMemory``.
     """
     coverage = coverage_of(records, cuts, artifact_id, without=peer_id)
-    return choose_window(cuts, coverage, budget_bytes, cost, tie_break=peer_id)
+    return choose_window(cuts, coverage, budget_bytes, cost, tie_break=peer_id, prefer=prefer)
 
 
-def choose_window(cuts: Sequence[int], coverage: Coverage, budget_bytes: int, cost: Cost, *, tie_break: str) -> Choice:
-    windows = _largest_windows(cuts, budget_bytes, cost)
+def choose_window(
+    cuts: Sequence[int],
+    coverage: Coverage,
+    budget_bytes: int,
+    cost: Cost,
+    *,
+    tie_break: str,
+    prefer: Sequence[Span] = (),
+) -> Choice:
+    windows = largest_windows(cuts, budget_bytes, cost)
     if not windows:
         raise _nothing_fits(cuts, budget_bytes, cost)
-    tiles = _tiles(coverage, cuts, budget_bytes, cost)
-    ranked = sorted(windows, key=lambda window: _worth(window, coverage, tiles, tie_break), reverse=True)
-    runners_up = tuple(_choice(window, coverage, cost) for window in ranked[1 : 1 + RUNNERS_UP])
-    return _choice(ranked[0], coverage, cost, runners_up)
+    ranked = sorted(windows, key=_Worth(coverage, windows, tie_break), reverse=True)
+    if prefer:
+        ranked = _held_first(ranked, coverage, prefer)
+    runners_up = tuple(choice_of(window, coverage, cost) for window in ranked[1 : 1 + RUNNERS_UP])
+    return choice_of(ranked[0], coverage, cost, runners_up)
 
 
 def could_leave(records: Sequence[SpanRecord], cuts: Sequence[int], artifact_id: str, peer_id: str) -> bool:
@@ -144,46 +175,77 @@ def could_leave(records: Sequence[SpanRecord], cuts: Sequence[int], artifact_id:
     return all(servers[layer] > 0 for record in own for layer in range(record.first, min(record.last, cuts[-1])))
 
 
-def plan_swarm(cuts: Sequence[int], budgets: Mapping[str, int], cost: Cost) -> Plan:
-    """Spans for all machines at once (name -> bytes).
-
-    The fewest machines that can hold the model form a chain, loaded in proportion to their memory; each further
-    machine then supports the weakest layers. When even all of them are too small, as much as possible is covered.
-    """
-    by_size = sorted(budgets, key=lambda name: (-budgets[name], name))
-    chain = _smallest_chain(cuts, by_size, budgets, cost)
-    coverage = Coverage.empty(cuts[-1])
-    for _, first, last in chain:
-        coverage = coverage.plus(first, last)
-    spans, idle = list(chain), []
-    placed = {name for name, _, _ in chain}
-    for name in (name for name in by_size if name not in placed):
-        try:
-            choice = choose_window(cuts, coverage, budgets[name], cost, tie_break=name)
-        except NotEnoughMemory:
-            idle.append(name)
-            continue
-        spans.append((name, choice.first, choice.last))
-        coverage = coverage.plus(choice.first, choice.last)
-    return Plan(tuple(spans), coverage.uncovered, tuple(idle))
-
-
-def _worth(
-    window: Span, coverage: Coverage, tiles: frozenset[Span], tie_break: str
-) -> tuple[list[int], list[float], int, bool, bytes]:
-    after = coverage.plus(*window)
-    digest = hashlib.sha256(f"{tie_break}/{window[0]}:{window[1]}".encode()).digest()
-    size = window[1] - window[0]
-    return sorted(after.servers), sorted(after.tokens_per_second), size, window in tiles, digest
-
-
-def _largest_windows(cuts: Sequence[int], budget_bytes: int, cost: Cost) -> list[Span]:
+def largest_windows(cuts: Sequence[int], budget_bytes: int, cost: Cost) -> list[Span]:
     """From each cut, the window with most layers that fits: a smaller one never helps more."""
-    found = (_reach(cuts, start, budget_bytes, cost) for start in range(len(cuts) - 1))
-    return [(cuts[start], cuts[end]) for start, end in enumerate(found) if end > start]
+    windows = []
+    end = 0
+    for start in range(len(cuts) - 1):
+        end = max(end, start)  # without its first segment a window still fits
+        while end + 1 < len(cuts) and cost(cuts[start], cuts[end + 1]) <= budget_bytes:
+            end += 1
+        if end > start:
+            windows.append((cuts[start], cuts[end]))
+    return windows
 
 
-def _reach(cuts: Sequence[int], start: int, budget_bytes: int, cost: Cost) -> int:
+class _Worth:
+    """The order of windows, the best one last."""
+
+    def __init__(self, coverage: Coverage, windows: Sequence[Span], tie_break: str) -> None:
+        self._coverage = coverage
+        self._tie_break = tie_break
+        weakest = min(coverage.servers)
+        self._from_left = weakest == 0
+        self._runs = [run for run, servers in coverage.runs() if servers == weakest]
+        # where a node like this one can begin to fill each run; a segment too large for it is left to others
+        starts = [first for first, _ in windows]
+        self._begins = [min((start for start in starts if start >= first), default=first) for first, _ in self._runs]
+
+    def __call__(self, window: Span) -> tuple[bool, list[int], list[float], int, int, bytes]:
+        after = self._coverage.plus(*window)
+        digest = hashlib.sha256(f"{self._tie_break}/{window[0]}:{window[1]}".encode()).digest()
+        leftmost = -window[0] if self._from_left else 0
+        size = window[1] - window[0]
+        return self._is_tidy(window), sorted(after.servers), sorted(after.tokens_per_second), leftmost, size, digest
+
+    def _is_tidy(self, window: Span) -> bool:
+        """Whether what the window leaves of each run of weakest layers stays in one piece."""
+        first, last = window
+        touched = False
+        for (start, end), begin in zip(self._runs, self._begins, strict=True):
+            if first < end and start < last:
+                touched = True
+                at_left = first <= begin
+                if not at_left and (self._from_left or last < end):
+                    return False
+        return touched
+
+
+def _held_first(ranked: list[Span], coverage: Coverage, held: Sequence[Span]) -> list[Span]:
+    """The window with most of its data here comes first if it is nearly as good as the best one."""
+    best = ranked[0]
+    enough = NEARLY * _weakest_inside(best, coverage)
+    near = [window for window in ranked if _weakest_inside(window, coverage) >= enough]
+    chosen = min(near, key=lambda window: window[1] - window[0] - _layers_of(window, held))  # the first of equals
+    return [chosen, *(window for window in ranked if window != chosen)]
+
+
+def _weakest_inside(window: Span, coverage: Coverage) -> int:
+    return coverage.servers[slice(*window)].count(min(coverage.servers))
+
+
+def _layers_of(window: Span, spans: Sequence[Span]) -> int:
+    return len({layer for first, last in spans for layer in range(max(first, window[0]), min(last, window[1]))})
+
+
+def _believed(speed: float, typical: float) -> float:
+    """An announced speed as it counts: near the median of all."""
+    if typical <= 0:
+        return NEUTRAL_TOKENS_PER_SECOND
+    return min(max(speed or typical, typical / MOST_OFF_MEDIAN), typical * MOST_OFF_MEDIAN)
+
+
+def reach(cuts: Sequence[int], start: int, budget_bytes: int, cost: Cost) -> int:
     """Index of the furthest cut a window from cut number ``start`` may end at; ``start`` when nothing fits."""
     end = start
     while end + 1 < len(cuts) and cost(cuts[start], cuts[end + 1]) <= budget_bytes:
@@ -191,34 +253,7 @@ def _reach(cuts: Sequence[int], start: int, budget_bytes: int, cost: Cost) -> in
     return end
 
 
-def _tiles(coverage: Coverage, cuts: Sequence[int], budget_bytes: int, cost: Cost) -> frozenset[Span]:
-    """Windows that fill the weakest runs of layers one behind another, from the left and from the right.
-
-    Any other window would leave a rest at both sides, and the swarm would need one node more.
-    """
-    weakest = min(coverage.servers)
-    tiles: set[Span] = set()
-    for (first, last), servers in coverage.runs():
-        if servers == weakest:
-            inside = [cut for cut in cuts if first <= cut <= last]
-            tiles.update(_tiled(inside, budget_bytes, cost))
-            # mirrored: the same walk from the right
-            mirrored = [-cut for cut in reversed(inside)]
-            tiles.update((-b, -a) for a, b in _tiled(mirrored, budget_bytes, lambda start, end: cost(-end, -start)))
-    return frozenset(tiles)
-
-
-def _tiled(cuts: Sequence[int], budget_bytes: int, cost: Cost) -> Iterator[Span]:
-    start = 0
-    while start < len(cuts) - 1:
-        end = _reach(cuts, start, budget_bytes, cost)
-        if end == start:
-            return
-        yield cuts[start], cuts[end]
-        start = end
-
-
-def _choice(window: Span, coverage: Coverage, cost: Cost, runners_up: tuple[Choice, ...] = ()) -> Choice:
+def choice_of(window: Span, coverage: Coverage, cost: Cost, runners_up: tuple[Choice, ...] = ()) -> Choice:
     first, last = window
     before, after = min(coverage.servers), min(coverage.plus(first, last).servers)
     return Choice(first, last, cost(first, last), before, after, _reason(window, coverage), runners_up)
@@ -248,47 +283,3 @@ def _nothing_fits(cuts: Sequence[int], budget_bytes: int, cost: Cost) -> NotEnou
         f"not enough memory: the smallest span, layers {first}:{last}, needs {needed / _MIB:.1f} MiB and "
         f"{max(0, budget_bytes) / _MIB:.1f} MiB is usable; free some, raise --memory, or offer fewer or smaller slots"
     )
-
-
-def _smallest_chain(
-    cuts: Sequence[int], by_size: Sequence[str], budgets: Mapping[str, int], cost: Cost
-) -> list[tuple[str, int, int]]:
-    """The chain over the fewest machines, largest first; empty when all of them together are too small."""
-    for count in range(1, len(by_size) + 1):
-        chain = _filled(cuts, by_size[:count], budgets, cost, share=1.0)
-        if chain is not None:
-            return _balanced(cuts, by_size[:count], budgets, cost, chain)
-    return []
-
-
-def _balanced(
-    cuts: Sequence[int],
-    names: Sequence[str],
-    budgets: Mapping[str, int],
-    cost: Cost,
-    chain: list[tuple[str, int, int]],
-) -> list[tuple[str, int, int]]:
-    """Halves its way to the smallest share of every machine's memory that still holds the model."""
-    low, high = 0.0, 1.0
-    for _ in range(12):
-        share = (low + high) / 2
-        smaller = _filled(cuts, names, budgets, cost, share)
-        if smaller is None:
-            low = share
-        else:
-            chain, high = smaller, share
-    return chain
-
-
-def _filled(
-    cuts: Sequence[int], names: Sequence[str], budgets: Mapping[str, int], cost: Cost, share: float
-) -> list[tuple[str, int, int]] | None:
-    """Machines in order, each with as many layers as ``share`` of its memory holds; None when layers are left."""
-    chain: list[tuple[str, int, int]] = []
-    start = 0
-    for name in names:
-        end = _reach(cuts, start, int(budgets[name] * share), cost)
-        if end > start:
-            chain.append((name, cuts[start], cuts[end]))
-        start = end
-    return chain if start == len(cuts) - 1 else None

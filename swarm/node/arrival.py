@@ -75,7 +75,7 @@ class Arrival:
         fetching = asyncio.create_task(self.parts.get(plan, self.reporter))
         try:
             while True:
-                await asyncio.wait({fetching}, timeout=mover and mover.recheck_seconds(random.random()))
+                await asyncio.wait({fetching}, timeout=_pause(mover))
                 if fetching.done():
                     await fetching
                 if mover is not None and not self.network.is_alone:
@@ -109,10 +109,13 @@ def believed(records: Sequence[SpanRecord], seen: frozenset[object]) -> list[Spa
     ]
 
 
+def _pause(mover: Mover | None) -> float | None:
+    return None if mover is None else mover.recheck_seconds(random.random())
+
+
 def _spans(records: Sequence[SpanRecord]) -> frozenset[object]:
     return frozenset(map(_span, records))
 
 
 def _span(record: SpanRecord) -> object:
     return record.peer_id, record.first, record.last
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -77,6 +78,7 @@ class StoreOptions:
     source: str  # "hub", a folder with the files, or the http(s) URL of one
     bytes_per_second: int | None = None  # None: as fast as it goes
     disk_reserve_bytes: int = 2 << 30  # left free there
+    digests: Mapping[str, str] | None = None  # of all tensors by name; None where nobody has sealed the model
 
 
 @dataclass(frozen=True)

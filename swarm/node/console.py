@@ -37,16 +37,13 @@ class _Stage:
         seconds = now - self._start
         if not n_bytes or seconds <= 0:
             return ""
-        return f"{format_bytes(int(fraction * n_bytes))} of {format_bytes(n_bytes)}, {_speed(fraction * n_bytes / seconds)}"
+        done = int(fraction * n_bytes)
+        return f"{format_bytes(done)} of {format_bytes(n_bytes)}, {format_bytes(int(done / seconds))}/s"
 
     def left(self, now: float, fraction: float) -> str:
         if fraction <= 0:
             return ""
         return f"{timedelta(seconds=round((now - self._start) * (1 - fraction) / fraction))} left"
-
-
-def _speed(bytes_per_second: float) -> str:
-    return f"{format_bytes(int(bytes_per_second))}/s"
 
 
 class PlainConsole:

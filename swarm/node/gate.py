@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from swarm.ids import PeerId
 from swarm.node.config import Limits
 from swarm.node.files import open_files_limit
+from swarm.node.sessions import RETRY_AFTER_SECONDS
 from swarm.node.tally import Tally
 from swarm.protocol import FrameStream, Received, StreamClosed, WireError, pb
 
@@ -69,9 +70,9 @@ class Gate:
     async def _handle(self, handler: Handler, peer: PeerId, stream: FrameStream) -> None:
         try:
             if self._open[peer] > self._most_of_peer:
-                raise WireError(pb.LIMIT_REACHED, f"{self._most_of_peer} streams of one peer are open here")
+                raise _too_many(f"{self._most_of_peer} streams of one peer are open here, and it may have no more")
             if self.open_streams > self._most:
-                raise WireError(pb.LIMIT_REACHED, f"{self._most} streams are open here")
+                raise _too_many(f"{self._most} streams are open here, as many as the node can have")
             await handler(peer, stream)
         except WireError as error:
             self._tally.failures[pb.ErrorCode.Name(error.code).lower()] += 1
@@ -81,6 +82,10 @@ class Gate:
             logger.debug("peer %s is gone: %s", peer, closed)
         finally:
             await stream.close()
+
+
+def _too_many(what: str) -> WireError:
+    return WireError(pb.LIMIT_REACHED, what, retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
 async def first_frame(stream: FrameStream, seconds: float) -> Received:

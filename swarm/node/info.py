@@ -56,12 +56,19 @@ class InfoHandler:
         ours = self._shared.manifest.artifact_id
         if request.artifact_id != ours:
             raise WireError(pb.WRONG_ARTIFACT, "another artifact is served here", theirs=request.artifact_id, ours=ours)
-        if request.piece == pb.DIGESTS:
-            raise WireError(pb.NOT_READY, "the tensors of this node have not been digested")
-        piece = self._manifest_json if request.piece == pb.MANIFEST else await self._header()
-        for part in artifact_parts(piece, request.offset):
+        for part in artifact_parts(await self._piece(request.piece), request.offset):
             async with self._limit():
                 await stream.send(part)
+
+    async def _piece(self, piece: pb.ArtifactPiece.ValueType) -> bytes:
+        if piece == pb.MANIFEST:
+            return self._manifest_json
+        if piece == pb.HEADER:
+            return await self._header()
+        digests = self._shared.span_digests
+        if digests is None:
+            raise WireError(pb.NOT_READY, "not every tensor that this node serves has been digested")
+        return digests.document
 
     async def _header(self) -> bytes:
         first = self._shared.manifest.files[0]

@@ -7,29 +7,25 @@ only from a named source. A manifest of one's own always needs a source.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.artifact import catalog
 from swarm.artifact.gguf_set import shard_name
-from swarm.artifact.known_file import KnownFile
 from swarm.artifact.local_path import is_folder, user_path
 from swarm.artifact.manifest import Manifest
-from swarm.artifact.pinned_model import PinnedModel
 from swarm.artifact.verify import read_manifest
 from swarm.errors import UsageError
 from swarm.node.config import StoreOptions
+from swarm.store.lists import find_digests
 from swarm.store.place import default_folder
 
 HUB = "hub"
-SOURCE_VARIABLE = "SWARM_SOURCE"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the operator named. ``source`` is an option's text, ``model`` None when nothing named one."""
+    """What the operator named. ``source`` is the option's text. With a ``manifest``, ``model`` does not count."""
 
     model: str
     model_dir: Path | None = None
@@ -49,64 +45,59 @@ class Found:
     store: StoreOptions | None = None
 
 
-def choose_model(wanted: Wanted, environment: Mapping[str, str] = os.environ) -> Found:
+def choose_model(wanted: Wanted) -> Found:
     """Raises ``UsageError`` for options that don't go together, ``NotAModel`` for files that are not there."""
     if wanted.source is not None and wanted.model_dir is not None:
         raise UsageError("--model-dir and --source exclude each other: files are here or are fetched; leave one out")
+    source = None if wanted.source is None else checked_source(wanted.source)
     if wanted.manifest is not None:
-        return _by_manifest(wanted, wanted.manifest, environment)
-    named: PinnedModel | KnownFile | None = catalog.PINNED.get(wanted.model.lower())
-    named = named or catalog.KNOWN.get(wanted.model.lower())
-    if isinstance(named, PinnedModel) and not _is_here(named, wanted, environment):
-        return _fetched(wanted, named.name, named.manifest, _source(wanted, environment) or HUB)
-    source = _source(wanted, environment)
-    if isinstance(named, KnownFile) and source is not None:
+        return _by_manifest(wanted, wanted.manifest, source)
+    pinned = catalog.PINNED.get(wanted.model.lower())
+    if pinned is not None and wanted.model_dir is None:
+        return _fetched(wanted, pinned.name, pinned.manifest, source or HUB)
+    if source is not None:
+        known = catalog.KNOWN.get(wanted.model.lower())
+        if known is None:
+            raise UsageError(
+                f"--source {source}: {wanted.model} is a file of this machine; leave it out, or name what to fetch "
+                f"with --model {'|'.join(catalog.NAMES)} or --manifest FILE"
+            )
         if source == HUB:
-            raise UsageError(f"--source {HUB}: {named.name} is not there; leave it out, it comes with this program")
-        return _fetched(wanted, named.name, named.manifest, source)
-    if named is None and wanted.source is not None:
-        raise UsageError(
-            f"--source {wanted.source}: {wanted.model} is a file of this machine; leave it out, or name what to fetch "
-            f"with --model {'|'.join(catalog.NAMES)} or --manifest FILE"
-        )
-    local = catalog.find_model(wanted.model, wanted.model_dir, environment)
+            raise UsageError(f"--source {HUB}: {known.name} is not there; leave it out, it comes with this program")
+        return _fetched(wanted, known.name, known.manifest, source)
+    local = catalog.find_model(wanted.model, wanted.model_dir, {})
     return Found(local.path, local.name)
 
 
-def _is_here(pinned: PinnedModel, wanted: Wanted, environment: Mapping[str, str]) -> bool:
-    """An option goes before the environment, whichever way it decides."""
-    if wanted.model_dir is not None:
-        return True
-    return wanted.source is None and pinned.configured_folder(environment) is not None
-
-
-def _source(wanted: Wanted, environment: Mapping[str, str]) -> str | None:
-    text = wanted.source or environment.get(SOURCE_VARIABLE)
-    return None if not text else checked_source(text)
-
-
 def checked_source(text: str) -> str:
-    """``hub``, an http(s) URL, or a folder that is there, with its absolute path. Raises ``UsageError``."""
-    if text.lower() == HUB:
+    """``hub``, an http(s) URL, or a folder that is there, with its absolute path. Raises ``UsageError`` as the store
+    does, but before anything else is done."""
+    if text.strip().lower() == HUB:
         return HUB
-    if text.lower().startswith(("http://", "https://")):
+    scheme, separator, rest = text.partition("://")
+    if separator:
+        if scheme.lower() not in ("http", "https") or not rest.strip("/"):
+            raise UsageError(
+                f"--source {scheme}://...: that is no http or https address; write {HUB}, a folder, or "
+                "https://host/folder"
+            )
         return text
-    if "://" in text:
-        raise UsageError(f"--source {text}: not http or https; choose {HUB}, the URL of a folder, or a folder")
     folder = user_path(text)
     if not is_folder(folder):
-        raise UsageError(f"--source {text}: no such folder; choose {HUB}, the URL of a folder, or a folder")
+        raise UsageError(
+            f"--source {text}: no such folder; write {HUB}, a folder, or an address that begins with https://"
+        )
     return str(folder.absolute())
 
 
-def _by_manifest(wanted: Wanted, path: Path, environment: Mapping[str, str]) -> Found:
+def _by_manifest(wanted: Wanted, path: Path, source: str | None) -> Found:
     if wanted.model_dir is not None:
         raise UsageError("--manifest describes what is fetched; leave --model-dir out, or serve the files by --model")
-    source = _source(wanted, environment)
     if source is None or source == HUB:
         raise UsageError(f"--manifest {path}: say where its files are with --source URL or --source DIR")
     manifest = read_manifest(path)
-    return _fetched(wanted, path.stem, manifest.with_file_names(file_names(path.stem, len(manifest.files))), source)
+    manifest = manifest.with_file_names(file_names(path.stem, len(manifest.files)))
+    return _fetched(wanted, path.stem, manifest, source, path)
 
 
 def file_names(stem: str, n_files: int) -> tuple[str, ...]:
@@ -116,7 +107,9 @@ def file_names(stem: str, n_files: int) -> tuple[str, ...]:
     return tuple(shard_name(stem, number, n_files) for number in range(1, n_files + 1))
 
 
-def _fetched(wanted: Wanted, name: str, manifest: Manifest, source: str) -> Found:
+def _fetched(wanted: Wanted, name: str, manifest: Manifest, source: str, path: Path | None = None) -> Found:
+    """``path`` is the manifest's, where it comes from a file."""
     folder = (wanted.data_dir or default_folder(name)).absolute()
-    store = StoreOptions(manifest, folder, source, wanted.bytes_per_second, wanted.disk_reserve_bytes)
+    digests = find_digests(manifest, path)
+    store = StoreOptions(manifest, folder, source, wanted.bytes_per_second, wanted.disk_reserve_bytes, digests)
     return Found(folder / manifest.files[0].name, name, store)

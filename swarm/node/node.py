@@ -19,10 +19,12 @@ from swarm.node.config import NodeConfig
 from swarm.node.intent import check, intent
 from swarm.node.neighbours import Neighbours, round_trip
 from swarm.node.network import Network, join
+from swarm.node.own_digests import OwnDigests
 from swarm.node.own_record import make_record
 from swarm.node.parts import Parts
 from swarm.node.plan import Plan, Planner
 from swarm.node.relocation import Relocation
+from swarm.node.replicas import Replicas
 from swarm.node.reporter import Reporter, Silent
 from swarm.node.service import Doors, Service
 from swarm.node.serving import Home, Serving
@@ -167,7 +169,9 @@ class SwarmNode:
                 parts = await open_parts(stack, self.config.model, self._reporter)
                 planner = Planner(parts.manifest, self.config.model, available_memory(), parts)
                 plan = planner.explicit()
-                if plan is not None:
+                if plan is None:
+                    planner.choose((), "")  # raises at once when nothing would ever fit
+                else:
                     self._show(plan, parts)
                 library_path()  # before minutes are spent on joining, fetching and loading
                 self._network = await join(stack, self.config.network, parts.manifest)
@@ -209,7 +213,8 @@ class SwarmNode:
     async def _serve(self, plan: Plan, planner: Planner, parts: Parts, mover: Mover | None) -> None:
         network = self._on_network
         async with asyncio.TaskGroup() as tasks:
-            self._home = Home(self.config, parts.manifest, parts.folder, network.peer, tasks, self._reporter)
+            digests = OwnDigests(parts.manifest, parts.digest)
+            self._home = Home(self.config, parts.manifest, parts.folder, network.peer, tasks, self._reporter, digests)
             helpers = [tasks.create_task(network.watch())]
             try:
                 await self._doors.open(network.peer)
@@ -226,6 +231,8 @@ class SwarmNode:
                 )
                 self._relocating = tasks.create_task(relocation.run(mover))
                 helpers += [self._relocating, tasks.create_task(self._tell_load())]
+                replicas = Replicas(self, network, self._reporter, parts.right_digests, self.config.look_seconds)
+                helpers.append(tasks.create_task(replicas.run()))
                 if self.config.measure_speed:
                     helpers.append(tasks.create_task(self._neighbours(network).run()))
                 self._ready.set()
@@ -257,16 +264,12 @@ class SwarmNode:
         self._doors.service = serving.service
         self._show_metrics(serving.shared)
         await serving.begin(self._tell)
-        await self.publish()
+        await self._publish()
         await serving.load()
-        await self.publish()
+        await self._publish()
 
-    async def publish(self, state: NodeState | None = None) -> None:
-        """Announces what is served, in its own state unless another one is given."""
-        record = self._record()
-        await self._on_network.announcer.publish(
-            record if state is None else record.model_copy(update={"state": state})
-        )
+    async def _publish(self) -> None:
+        await self._on_network.announcer.publish(self._record())
 
     def _show_metrics(self, shared: Shared) -> None:
         if self._metrics is not None:

@@ -13,7 +13,8 @@ from swarm.protocol import PROTOCOL_VERSION, clean_text
 
 
 def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanRecord:
-    manifest, info, speed = shared.manifest, shared.host.info_or_none, shared.speed
+    manifest, info = shared.manifest, shared.host.info_or_none
+    speed, digests = shared.speed, shared.span_digests
     return SpanRecord(
         peer_id=peer_id,
         artifact_id=manifest.artifact_id,
@@ -34,6 +35,7 @@ def make_record(shared: Shared, peer_id: str, addresses: Sequence[str]) -> SpanR
         public_name=shared.public_name,
         software=software(),
         has_mtp=info is not None and info.n_mtp > 0,
+        digest_root="" if digests is None else digests.root,
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from swarm.artifact import Manifest
-from swarm.artifact.catalog import LocalModel, open_model
+from swarm.artifact.catalog import LocalModel, digests_of, open_model
 from swarm.node.config import ModelOptions
 from swarm.node.plan import Plan
 from swarm.node.reporter import Reporter
+from swarm.store.whole import kept_digests
 
 
 class Parts(Protocol):
@@ -38,6 +40,13 @@ class Parts(Protocol):
         """Fetches what is missing of the plan's layers. Raises StoreError and SourceError. Cancelling it keeps what has
         arrived."""
 
+    @property
+    def right_digests(self) -> Mapping[str, str] | None:
+        """Of all tensors by name, where the model is sealed."""
+
+    def digest(self, tensor: str) -> str | None:
+        """Of a tensor that is here, as it was when it came or was read; None when nobody has digested it."""
+
     async def close(self) -> None:
         """Idempotent."""
 
@@ -48,6 +57,7 @@ class WholeFiles:
     def __init__(self, manifest: Manifest, folder: Path) -> None:
         self.manifest = manifest
         self.folder = folder
+        self._digests = kept_digests(manifest, folder)
 
     @classmethod
     async def open(cls, options: ModelOptions, reporter: Reporter) -> WholeFiles:
@@ -84,6 +94,13 @@ class WholeFiles:
 
     async def get(self, plan: Plan, reporter: Reporter) -> None:
         pass
+
+    @property
+    def right_digests(self) -> Mapping[str, str] | None:
+        return digests_of(self.manifest.artifact_id)
+
+    def digest(self, tensor: str) -> str | None:
+        return self._digests.get(tensor)
 
     async def close(self) -> None:
         pass

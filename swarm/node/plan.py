@@ -12,10 +12,9 @@ from shim.types import ContextSpec
 from swarm.artifact import Manifest, check_span, estimate, parse_layers
 from swarm.artifact.memory import BREATHING_BYTES, SpanMemory, describe, format_bytes
 from swarm.errors import NotEnoughMemory, StoreError, UsageError
-from swarm.moving import Place
 from swarm.node.config import ModelOptions
 from swarm.node.slots import bounded, default_slots
-from swarm.placement import Choice, Span, choose_span
+from swarm.placement import Choice, Place, Span, choose_span
 
 DEFAULT_CHUNK_TOKENS = 512
 FLOAT_BYTES = 4
@@ -130,6 +129,7 @@ class Planner:
             place.cost,
             artifact_id=place.artifact_id,
             peer_id=place.peer_id,
+            prefer=held,
         )
         return self.carried_out(choice, contexts)
 
@@ -149,8 +149,8 @@ class Planner:
         )
         return StoreError(
             f"not enough room on the disk: the memory would hold layers {plan.first}:{plan.last}, but even layers "
-            f"{first}:{last} need {format_bytes(missing - room_bytes)} more than the {format_bytes(room_bytes)} that may "
-            "be taken; free some, lower --disk-reserve, or choose another --data-dir"
+            f"{first}:{last} need {format_bytes(missing - room_bytes)} more than the {format_bytes(room_bytes)} that "
+            "may be taken; free some, lower --disk-reserve, or choose another --data-dir"
         )
 
     def _candidates(self) -> Iterable[Contexts]:

@@ -1,8 +1,7 @@
 """A serving node and the swarm around it: what its operator is told of the others, and its moves to other layers.
 
-A move costs its clients nothing until it is certain: the new parts are fetched while the old layers are served, then the
-rules are asked again, in front of everybody (the node announces that it leaves, and looks whether another one of its
-layers' servers does the same). Then sessions are handed over, the old engine gives its memory back, and the new one is
+A move costs the clients nothing until it is certain: the new parts are fetched while the old layers are served, then
+the rules are asked again. Then sessions are handed over, the old engine gives its memory back, and the new one is
 loaded under the same peer id. Whatever fails, the old layers are served on, or again.
 """
 
@@ -13,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dht.record import NodeState, SpanRecord
@@ -38,13 +37,10 @@ class Stage(Protocol):
     def serving(self) -> Serving: ...
 
     async def serve(self, plan: Plan) -> None:
-        """Puts the plan's layers into service, in place of those that were closed. Raises EngineError and SwarmError."""
-
-    async def publish(self, state: NodeState | None = None) -> None:
-        """Announces what is served, in its own state unless another one is given."""
+        """Puts the plan's layers into service, in place of what was closed. Raises EngineError and SwarmError."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Relocation:
     """``run`` it as a task while the node serves; cancelling it leaves what is served then."""
 
@@ -56,10 +52,12 @@ class Relocation:
     show: Callable[[Plan], None]
     drain_seconds: float
     look_seconds: float
+    _failed: set[tuple[int, int]] = field(default_factory=set)  # could not be loaded, and would not be the next time
 
     async def run(self, mover: Mover | None) -> None:
         """Moves when ``mover`` says so; without one it only tells the operator what the swarm lacks."""
         completeness = Completeness(self.network.manifest)
+        completeness.look(await self.network.records())
         due = time.monotonic() + (mover.recheck_seconds(random.random()) if mover else float("inf"))
         while True:
             await asyncio.sleep(min(self.look_seconds, max(0.0, due - time.monotonic())))
@@ -73,55 +71,49 @@ class Relocation:
 
     async def _consider(self, mover: Mover, records: Sequence[SpanRecord]) -> None:
         old = self.stage.serving
-        if old.shared.state is not NodeState.ONLINE:
+        plan = self._wanted(mover, records)
+        if plan is None:
             return
-        choice = mover.look(records, old.plan.span, self._now(), self.parts.held_spans())
-        if choice is None:
-            return
-        plan = self.planner.carried_out(choice, old.plan.contexts)
         try:
             self.show(plan)
-            await self.parts.get(plan, self.reporter)
+            if not await self._get(plan, mover):
+                return
         except SwarmError as error:
             self.reporter.line(f"the move to layers {_text(plan)} is off, {_text(old.plan)} are served on: {error}")
             return
-        if await self._is_allowed(mover, plan):
-            await self._move(old, plan)
-            mover.switched(self._now())
-
-    async def _is_allowed(self, mover: Mover, plan: Plan) -> bool:
-        """Waits for the moment; False when the move is no good idea any more."""
-        while not await self._may_leave(mover, plan):
+        while not mover.may_switch(await self.network.records(), old.plan.span, plan.span, self._now()):
             await asyncio.sleep(self.look_seconds)
-            old = self.stage.serving
-            if old.shared.state is not NodeState.ONLINE:
-                return False
-            records = await self.network.records()
-            choice = mover.look(records, old.plan.span, self._now(), self.parts.held_spans())
-            if choice is None or (choice.first, choice.last) != plan.span:
-                return False
-        return True
+            wanted = self._wanted(mover, await self.network.records())
+            if wanted is None or wanted.span != plan.span:
+                return
+        await self._move(old, plan)
+        mover.switched(self._now())  # also when it has failed: it has cost as much
 
-    async def _may_leave(self, mover: Mover, plan: Plan) -> bool:
-        """Whether the rules still say so, with everybody knowing that this node is about to leave. Those that leave at
-        the same time see each other."""
-        old = self.stage.serving.plan.span
-        if not self._allows(mover, await self.network.records(), old, plan):
-            return False
-        await self.stage.publish(NodeState.DRAINING)
-        if self._allows(mover, await self.network.records(), old, plan):
-            return True
-        await self.stage.publish()
-        return False
+    def _wanted(self, mover: Mover, records: Sequence[SpanRecord]) -> Plan | None:
+        old = self.stage.serving
+        if old.shared.state is not NodeState.ONLINE:
+            return None
+        choice = mover.look(records, old.plan.span, self._now(), self.parts.held_spans())
+        if choice is None or (choice.first, choice.last) in self._failed:
+            return None
+        return self.planner.carried_out(choice, old.plan.contexts)
 
-    def _allows(self, mover: Mover, records: Sequence[SpanRecord], old: tuple[int, int], plan: Plan) -> bool:
-        own = self.network.peer_id
-        # the rules judge a node that is still in service
-        records = [
-            record.model_copy(update={"state": NodeState.ONLINE}) if record.peer_id == own else record
-            for record in records
-        ]
-        return mover.may_switch(records, old, plan.span, self._now())
+    async def _get(self, plan: Plan, mover: Mover) -> bool:
+        """Fetches what the plan needs; False when the swarm has changed so that it is not wanted any more."""
+        fetching = asyncio.create_task(self.parts.get(plan, self.reporter))
+        try:
+            while True:
+                await asyncio.wait({fetching}, timeout=self.look_seconds)
+                if fetching.done():
+                    await fetching
+                    return True
+                wanted = self._wanted(mover, await self.network.records())
+                if wanted is None or wanted.span != plan.span:
+                    self.reporter.line(f"the swarm has changed: layers {_text(plan)} are not fetched any further")
+                    return False
+        finally:
+            fetching.cancel()
+            await asyncio.wait({fetching})
 
     async def _move(self, old: Serving, plan: Plan) -> None:
         self.reporter.line(f"moving from layers {_text(old.plan)} to {_text(plan)}")
@@ -141,6 +133,7 @@ class Relocation:
             self.reporter.line(f"layers {_text(plan)} can't be served: {error}")
         else:
             return True
+        self._failed.add(plan.span)
         await self.stage.serving.close()
         return False
 
@@ -150,5 +143,3 @@ class Relocation:
 
 def _text(plan: Plan) -> str:
     return f"{plan.first}:{plan.last}"
-
-

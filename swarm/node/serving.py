@@ -19,6 +19,7 @@ from swarm.node.engine_host import EngineHost
 from swarm.node.executor import Executor
 from swarm.node.journal import JournalStore
 from swarm.node.live import Job
+from swarm.node.own_digests import OwnDigests
 from swarm.node.plan import Plan
 from swarm.node.reporter import Reporter
 from swarm.node.scheduler import Policy, Runner
@@ -43,6 +44,7 @@ class Home:
     dialer: Dialer
     tasks: asyncio.TaskGroup
     reporter: Reporter
+    digests: OwnDigests
 
 
 class Serving:
@@ -78,6 +80,7 @@ class Serving:
             chunk_tokens=plan.chunk_tokens,
             public_name=clean_text(config.network.public_name, MAX_TEXT),
             tally=tally,
+            digests=home.digests,
             say=home.reporter.line,
         )
         self.service = Service(self.shared, home.folder)

@@ -19,6 +19,7 @@ from swarm.node.engine_host import EngineHost
 from swarm.node.journal import JournalStore
 from swarm.node.live import Job, LiveSession
 from swarm.node.load import Load
+from swarm.node.own_digests import OwnDigests, SpanDigests
 from swarm.node.rates import Rates
 from swarm.node.scheduler import Runner
 from swarm.node.sessions import Route, Session, SessionTable, Terms
@@ -55,6 +56,7 @@ class Shared:
     timeouts: Timeouts
     chunk_tokens: int
     public_name: str = ""
+    digests: OwnDigests | None = None
     state: NodeState = NodeState.JOINING
     links: tuple[LinkRtt, ...] = ()  # to likely neighbours
     tally: Tally = field(default_factory=Tally)
@@ -79,6 +81,14 @@ class Shared:
     @property
     def is_exit(self) -> bool:
         return self.span[1] == self.manifest.n_layers
+
+    @property
+    def span_digests(self) -> SpanDigests | None:
+        """Of what the engine has loaded; None while it is not known whole."""
+        info = self.host.info_or_none
+        if self.digests is None or info is None:
+            return None
+        return self.digests.of_span(*self.span, mtp=info.n_mtp > 0)
 
     @property
     def speed(self) -> Speed:

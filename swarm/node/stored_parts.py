@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 from swarm.artifact.memory import format_bytes
@@ -16,6 +17,7 @@ from swarm.node.plan import Plan
 from swarm.node.reporter import Reporter
 from swarm.store.fetch import fetch
 from swarm.store.in_thread import in_thread
+from swarm.store.lists import tensor_check
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.pieces import Piece, PieceTable
 from swarm.store.room import check_free, free_bytes
@@ -73,7 +75,7 @@ class StoredParts:
     def held_spans(self) -> tuple[tuple[int, int], ...]:
         cuts = self.manifest.cuts
         spans: list[tuple[int, int]] = []
-        for first, last in zip(cuts, cuts[1:], strict=False):
+        for first, last in pairwise(cuts):
             if self.missing_bytes(first, last) == 0:
                 start = spans.pop()[0] if spans and spans[-1][1] == first else first
                 spans.append((start, last))
@@ -113,6 +115,7 @@ class StoredParts:
                 self._pieces(plan),
                 limit_bytes_per_second=options.bytes_per_second,
                 on_progress=progress,
+                on_tensor=tensor_check(copy, options.digests),
             )
             await in_thread(copy.local_copy)
         finally:
@@ -120,6 +123,13 @@ class StoredParts:
             await source.close()
         if fetched.bytes:
             reporter.line(f"fetched {format_bytes(fetched.bytes)} in {fetched.seconds:.0f} s from {source.name}")
+
+    @property
+    def right_digests(self) -> Mapping[str, str] | None:
+        return self._options.digests
+
+    def digest(self, tensor: str) -> str | None:
+        return None if self._copy is None else self._copy.tensor_digest(tensor)
 
     async def close(self) -> None:
         if self._copy is not None:
@@ -138,7 +148,7 @@ class StoredParts:
         headers = _lacks(copy, table.headers())
 
         @lru_cache(WINDOWS)
-        def missing_bytes(first: int, last: int, mtp: bool) -> int:  # noqa: FBT001
+        def missing_bytes(first: int, last: int, mtp: bool) -> int:
             tensors = self.manifest.span_tensors(first, last, mtp=mtp)
             return headers + sum(of_tensor[tensor.name] for tensor in tensors)
 

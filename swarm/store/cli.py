@@ -12,7 +12,15 @@ from swarm import __version__
 from swarm.artifact.catalog import GLM52, GLM_TINY, NAMES
 from swarm.artifact.local_path import printable
 from swarm.errors import SwarmError, UsageError
-from swarm.store import inspect_command, verify_command
+from swarm.store import (
+    compare_command,
+    fetch_command,
+    gc_command,
+    inspect_command,
+    seal_command,
+    status_command,
+    verify_command,
+)
 
 PROG = "swarm-artifact"
 INTERRUPTED = 130
@@ -25,6 +33,9 @@ models by name: {", ".join(NAMES)}
 examples:
   what {GLM52.name} is made of and where it may be cut; no files are needed:
     {PROG} inspect {GLM52.name}
+  get the parts that some layers need, {GLM_TINY}'s from a folder for example; interrupted, the same command goes on:
+    {PROG} fetch {GLM52.name} --layers 0:18
+    {PROG} fetch {GLM_TINY} --layers 0:6 --source /models
   check downloaded files, first in seconds by their headers, then every byte:
     {PROG} verify --quick /models/GLM-5.2
     {PROG} verify /models/GLM-5.2
@@ -33,6 +44,15 @@ examples:
   write down what a model of your own is, and check a copy of it elsewhere:
     {PROG} inspect model.gguf --manifest-out model.json
     {PROG} verify /copy/model.gguf --manifest model.json
+  see which layers were fetched, and free the others' room:
+    {PROG} status {GLM52.name}
+    {PROG} gc {GLM52.name} --keep 10:30
+  check what was fetched, and fetch again what has changed on the disk, nothing else:
+    {PROG} verify {GLM52.name} --repair
+  let others check parts of a model of your own, tensor by tensor; beside model.json the list is found:
+    {PROG} seal model.gguf -o model.digests.json
+  see whether the nodes of a swarm hold the same bytes:
+    {PROG} compare {GLM52.name} --initial-peers ADDRESS
 
 exit codes: 0 all right, 2 wrong option, 3 files missing, damaged or of another model, 130 interrupted.
 """
@@ -50,7 +70,15 @@ class Command(Protocol):
 
 
 # in the order of --help; what a command needs beyond its options it imports when it runs
-COMMANDS: tuple[Command, ...] = (inspect_command, verify_command)
+COMMANDS: tuple[Command, ...] = (
+    inspect_command,
+    fetch_command,
+    status_command,
+    verify_command,
+    gc_command,
+    seal_command,
+    compare_command,
+)
 _BY_NAME = {command.NAME: command for command in COMMANDS}
 
 

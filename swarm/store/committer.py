@@ -18,7 +18,7 @@ OnTensor = Callable[[str], bool]
 
 
 class _Copy(Protocol):
-    def commit(self) -> None: ...
+    def commit(self) -> int: ...
 
 
 class Committer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,8 +21,9 @@ from swarm.store.in_thread import in_thread
 from swarm.store.linking import linked_files
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.patience import Patience, Trying
-from swarm.store.pieces import Piece
-from swarm.store.request import Request, coalesce
+from swarm.store.pieces import PIECE_BYTES, Piece
+from swarm.store.request import MAX_REQUEST_BYTES, Request, coalesce
+from swarm.store.sources.folder import FolderSource
 from swarm.store.sources.source import Source, Unavailable
 from swarm.store.transfer import Transfer
 
@@ -52,12 +53,12 @@ async def fetch(
 ) -> Fetched:
     """Fetches those of ``pieces`` that ``copy`` lacks, and opens ``source`` unless it is open.
 
-    ``on_progress(bytes done, bytes in all)`` counts what was missing at the start. ``on_tensor(name) -> bool``, called in
-    a thread, looks at each tensor of ``pieces`` that is durable, also one that was there before; one that it finds wrong
-    is fetched again, once.
+    ``on_progress(bytes done, bytes in all)`` counts what was missing at the start. ``on_tensor(name) -> bool``, called
+    in a thread, looks at each tensor of ``pieces`` that is durable, also one that was there before; one that it finds
+    wrong is fetched again, once.
 
-    Cancelling, and every error, keeps whole pieces that came. Raises ``SourceError`` with what the source did wrong, and
-    ``StoreError`` for the disk.
+    Cancelling, and every error, keeps whole pieces that came. Raises ``SourceError`` with what the source did wrong,
+    and ``StoreError`` for the disk.
     """
     fetcher = _Fetcher(copy, source, limit_bytes_per_second, parallel, patience or Patience())
     fetcher.committer = Committer(copy, on_tensor, fetcher.again)
@@ -91,9 +92,7 @@ class _Fetcher:
         missing = await in_thread(self._copy.missing, pieces)
         self._total_bytes = sum(piece.bytes for piece in missing)
         if missing:
-            await self._opened()
-            self._linked = await in_thread(linked_files, self._copy, self._source, missing)
-            await in_thread(self._copy.check_room, [piece for piece in missing if piece.file not in self._linked])
+            await self._prepare(missing)
         self._progress(0)
         self.committer.expect({piece.tensor for piece in pieces}, missing)
         headers = [piece for piece in missing if not piece.tensor]
@@ -102,18 +101,25 @@ class _Fetcher:
             await in_thread(self._copy.local_copy)
         await self._all([piece for piece in missing if piece.tensor])
 
+    async def _prepare(self, missing: Sequence[Piece]) -> None:
+        """Room first; a folder's files may take none."""
+        if isinstance(self._source, FolderSource):
+            await self._opened()
+            self._linked = await in_thread(linked_files, self._copy, self._source, missing)
+        await in_thread(self._copy.check_room, [piece for piece in missing if piece.file not in self._linked])
+        await self._opened()
+
     def again(self, tensor: str) -> None:
         """Its bytes are wrong."""
-        if tensor in self._twice:
-            raise SourceError(
-                f"{self._source.name}: tensor {tensor} has wrong bytes, also when fetched again; choose another --source"
-            )
-        self._twice.add(tensor)
         pieces = [piece for piece in self._wanted if piece.tensor == tensor]
         self._copy.forget(pieces)
+        if tensor in self._twice:
+            what = f"tensor {tensor} has wrong bytes, also when fetched again"
+            raise SourceError(f"{self._source.name}: {what}; choose another --source")
+        self._twice.add(tensor)
         self._total_bytes += sum(piece.bytes for piece in pieces)
         self.committer.expect((), pieces)
-        self._queue.extendleft(coalesce(pieces))
+        self._queue.extendleft(coalesce(pieces))  # first of all
 
     async def _opened(self) -> None:
         trying = Trying(self._patience)
@@ -122,12 +128,13 @@ class _Fetcher:
                 await self._source.open(self._copy.manifest)
         self.n_retries += trying.retries
 
-    async def _all(self, pieces: Iterable[Piece]) -> None:
+    async def _all(self, pieces: Sequence[Piece]) -> None:
         """Ends when all of them are durable and no tensor was wrong."""
-        self._queue.extend(coalesce(pieces))
+        self._queue.extend(coalesce(pieces, self._request_bytes(pieces)))
         try:
             while True:
                 if self._queue:
+                    await self._opened()  # nothing may have been missing, and a tensor that is here be wrong
                     await self._workers()
                 await self.committer.commit()
                 if not self._queue:
@@ -136,6 +143,11 @@ class _Fetcher:
             with suppress(SourceError):  # of a tensor that is wrong; the first error counts
                 await self.committer.commit(always=True)
             raise
+
+    def _request_bytes(self, pieces: Sequence[Piece]) -> int:
+        """So that there is something to do for each worker."""
+        share = sum(piece.bytes for piece in pieces) // (2 * self._parallel)
+        return min(MAX_REQUEST_BYTES, max(PIECE_BYTES, share))
 
     async def _workers(self) -> None:
         try:
@@ -180,7 +192,7 @@ class _Fetcher:
         self.n_retries += trying.retries
 
     async def _keep(self, piece: Piece, data: bytearray) -> None:
-        await in_thread(self._copy.write, piece, data)
+        await in_thread(self._copy.write, piece, memoryview(data))
         await self.committer.written(piece)
 
     async def _count(self, n_bytes: int) -> None:
@@ -198,7 +210,8 @@ class _Fetcher:
             self._not_before = max(self._not_before, time.monotonic() + seconds)
 
     async def _pause(self) -> None:
-        while (left := self._not_before - time.monotonic()) > 0:
+        left = self._not_before - time.monotonic()
+        if left > 0:
             await asyncio.sleep(left)
 
 

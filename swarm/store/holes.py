@@ -69,6 +69,12 @@ def data_ranges(handle: int, start: int, stop: int) -> Iterator[tuple[int, int]]
         at = hole
 
 
+def whole_blocks(start: int, stop: int, block_bytes: int, size: int) -> tuple[int, int]:
+    """The part of [start, stop) that lies in blocks of its own, in a file of ``size`` bytes."""
+    end = stop if stop >= size else stop // block_bytes * block_bytes
+    return -(-start // block_bytes) * block_bytes, end
+
+
 def data_bytes(handle: int, start: int, stop: int) -> int:
     """How much of [start, stop) takes room."""
     return sum(end - begin for begin, end in data_ranges(handle, start, stop))

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import RLock
 
-from swarm.artifact.manifest import FileEntry
 from swarm.errors import SourceError, StoreError
-from swarm.ids import ArtifactId
 from swarm.store import holes
-from swarm.store.piece_state import SUFFIX, DamagedState, ForeignState, read_state, sync_folder, write_state
-from swarm.store.pieces import DIGEST_BYTES, Piece, piece_digest
+from swarm.store.piece_state import (
+    SUFFIX,
+    DamagedState,
+    ForeignState,
+    read_state,
+    remove_unfinished,
+    sync_folder,
+    write_state,
+)
+from swarm.store.pieces import DIGEST_BYTES, Piece, PieceTable, piece_digest
 from swarm.store.store_errors import ELSEWHERE, store_errors
 
 _NONE = bytes(DIGEST_BYTES)
@@ -29,19 +36,24 @@ class PartFile:
     """``unknown``: it lies there in full size, but not by this program, so nothing of it counts before it is adopted,
     and it is not written. ``remarks`` are for the user."""
 
-    def __init__(self, path: Path, entry: FileEntry, artifact_id: ArtifactId, pieces: int) -> None:
+    def __init__(self, folder: Path, table: PieceTable, number: int) -> None:
         """Raises ``StoreError`` for what can't be this file."""
-        self.path = path
+        entry = table.manifest.files[number]
+        self.path = path = folder / entry.name
         self.remarks: list[str] = []
         self.unknown = False
         self._size = entry.size_bytes
-        self._artifact_id = artifact_id
+        self._artifact_id = table.manifest.artifact_id
+        self._pieces = partial(table.of_file, number)  # made when they are needed, which is seldom
         self._state_path = path.with_name(path.name + SUFFIX)
+        self._new_path = path.with_name(path.name + _NEW)
         self._handle = -1
         self._pending: dict[int, bytes] = {}  # written, but not yet durable
-        self._writing = RLock()  # guards the handle, the pending pieces and the bytes
+        self._syncing: dict[int, bytes] = {}  # about to be
+        self._writing = RLock()  # guards the handle, the two above and the bytes
         self._marking = RLock()  # guards the state; taken before the other
-        self._digests = self._read(pieces)
+        self._digests = self._read(table.n_pieces(number))
+        self._drop_cut_off()
 
     # --- what is here
 
@@ -71,58 +83,61 @@ class PartFile:
         return bytes(data)
 
     def taken_bytes(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """Room that [start, stop) of the file take, to the block."""
+        """Room that [start, stop) of the file take: blocks that are shared with what lies beside are not counted."""
         try:
             with store_errors(self.path), self.path.open("rb", buffering=0) as stream:
-                return sum(holes.data_bytes(stream.fileno(), start, stop) for start, stop in ranges)
+                status = os.fstat(stream.fileno())
+                whole = (holes.whole_blocks(start, stop, status.st_blksize, status.st_size) for start, stop in ranges)
+                return sum(holes.data_bytes(stream.fileno(), start, stop) for start, stop in whole)
         except StoreError:
             if not os.path.lexists(self.path):
                 return 0
             raise
 
-    def drop_cut_off(self, pieces: Callable[[], Iterable[Piece]]) -> None:
-        """Of a file that somebody has cut off, forgets the pieces beyond its end, in memory: opened again it is found
-        cut off again. ``pieces`` gives the file's."""
-        size = self._present_size()
-        if size is None or size >= self._size:
-            return
-        lost = [piece for piece in pieces() if piece.stop > size and self.digest(piece) is not None]
-        for piece in lost:
-            self._digests[piece.index * DIGEST_BYTES : (piece.index + 1) * DIGEST_BYTES] = _NONE
-        if lost:
-            self.remarks.append(f"{self.path.name}: cut off at byte {size}; what was behind counts as missing")
-
     # --- changing it
 
-    def write(self, piece: Piece, data: bytes | memoryview) -> None:
+    def clean(self) -> None:
+        """Of what a process left that was killed."""
+        with store_errors(self.path):
+            self._new_path.unlink(missing_ok=True)
+            remove_unfinished(self._state_path)
+
+    def write(self, piece: Piece, data: bytes | bytearray | memoryview) -> None:
         assert len(data) == piece.bytes, f"{len(data)} bytes for a piece of {piece.bytes}"
         digest = piece_digest(piece, data)
-        if self.digest(piece) is not None:
-            self.forget([piece])
         self._get_ready()
+        while not self._written(piece, data, digest):
+            self.forget([piece])  # waits for a commit that is about to mark it
+
+    def _written(self, piece: Piece, data: bytes | bytearray | memoryview, digest: bytes) -> bool:
+        """False when the piece is marked, or is going to be."""
         with self._writing, store_errors(self.path):
+            if self.digest(piece) is not None or piece.index in self._syncing:
+                return False
             handle, view, at = self._own_handle(), memoryview(data), piece.start
             while view:  # a call writes less when a signal comes or the disk fills
                 written = os.pwrite(handle, view, at)
                 view, at = view[written:], at + written
             self._pending[piece.index] = digest
+            return True
 
     def commit(self) -> int:
         """Makes what was written durable, then marks it. Returns how many pieces that were. When it raises, they count
         as never written: after a failed sync nobody knows what the disk has."""
         with self._marking, store_errors(self.path):
             with self._writing:
-                pending, self._pending = self._pending, {}
-                if not pending:
+                self._syncing, self._pending = self._pending, {}
+                if not self._syncing:
                     return 0
                 handle = os.dup(self._handle)
             try:
                 os.fdatasync(handle)
                 self._check_named(handle)
+                self._mark(self._syncing)
+                return len(self._syncing)
             finally:
                 os.close(handle)
-            self._mark(pending)
-            return len(pending)
+                self._syncing = {}
 
     def adopt(self, pieces: Sequence[Piece]) -> None:
         """Takes the bytes that lie there for these pieces', whatever they are."""
@@ -171,11 +186,10 @@ class PartFile:
                 raise StoreError(f"{self.path}: parts of it are here already; {ELSEWHERE}")
             if source.stat().st_size != self._size:
                 raise SourceError(f"{source}: it has not the {self._size} bytes that it should; choose another source")
-            new = self.path.with_name(self.path.name + _NEW)
-            new.unlink(missing_ok=True)
+            self._new_path.unlink(missing_ok=True)
             self._mark({})  # before the file: without a state it would be anybody's
-            os.link(source, new, follow_symlinks=True)
-            self._replace(new)
+            os.link(source, self._new_path, follow_symlinks=True)
+            self._replace()
 
     def close(self) -> None:
         with self._writing:
@@ -187,28 +201,44 @@ class PartFile:
 
     def _read(self, n_pieces: int) -> bytearray:
         size = self._present_size()
-        nothing = bytearray(n_pieces * DIGEST_BYTES)
+        digests = self._marks(n_pieces)
+        self.unknown = digests is None and size is not None
+        if size is not None and (size > self._size or (self.unknown and size < self._size)):
+            raise StoreError(
+                f"{self.path}: not put there by this program, or changed since: it has {size} bytes and not "
+                f"{self._size}; move it away, or {ELSEWHERE}"
+            )
+        if size is None and digests is not None and any(digests):
+            self.remarks.append(f"{self.path.name}: gone; what was here of it counts as missing")
+            digests = None
+        return digests if digests is not None else bytearray(n_pieces * DIGEST_BYTES)
+
+    def _marks(self, n_pieces: int) -> bytearray | None:
+        """What the state says; None without one."""
         try:
             with store_errors(self._state_path):
-                digests = read_state(self._state_path, self._artifact_id, n_pieces)
+                return read_state(self._state_path, self._artifact_id, n_pieces)
         except DamagedState:
             self.remarks.append(f"{self._state_path.name}: damaged; what was here of the file counts as missing")
-            return nothing
+            return bytearray(n_pieces * DIGEST_BYTES)
         except ForeignState as error:
             raise StoreError(f"{self._state_path}: {error}; {ELSEWHERE}") from error
         except StoreError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            self.unknown = size is not None
-            if size not in (None, self._size):
-                raise StoreError(self._odd_size(size)) from None
-            return nothing
-        if size is None and any(digests):
-            self.remarks.append(f"{self.path.name}: gone; what was here of it counts as missing")
-            return nothing
-        if size is not None and size > self._size:
-            raise StoreError(self._odd_size(size))
-        return digests
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def _drop_cut_off(self) -> None:
+        """Of a file that somebody has cut off, forgets the pieces beyond its end, in memory: opened again it is found
+        cut off again."""
+        size = self._present_size()
+        if size is None or size >= self._size:
+            return
+        lost = [piece for piece in self._pieces() if piece.stop > size and self.digest(piece) is not None]
+        for piece in lost:
+            self._digests[piece.index * DIGEST_BYTES : (piece.index + 1) * DIGEST_BYTES] = _NONE
+        if lost:
+            self.remarks.append(f"{self.path.name}: cut off at byte {size}; what was behind counts as missing")
 
     def _present_size(self) -> int | None:
         with store_errors(self.path):
@@ -218,12 +248,6 @@ class PartFile:
             if not stat.S_ISREG(status.st_mode):
                 raise StoreError(f"{self.path}: not a regular file; move it away, or {ELSEWHERE}")
             return status.st_size
-
-    def _odd_size(self, size: int | None) -> str:
-        return (
-            f"{self.path}: not put there by this program, or changed since: it has {size} bytes and not {self._size}; "
-            f"move it away, or {ELSEWHERE}"
-        )
 
     def _get_ready(self) -> None:
         """To be written: opening may mark, which is no part of writing a piece."""
@@ -261,24 +285,30 @@ class PartFile:
             raise
         return handle
 
+    def _own_pieces(self) -> Iterator[Piece]:
+        """Durable ones, and those that are going to be."""
+        for piece in self._pieces():
+            if self.digest(piece) is not None or piece.index in self._pending or piece.index in self._syncing:
+                yield piece
+
     def _break_link(self) -> None:
-        new = self.path.with_name(self.path.name + _NEW)
-        new.unlink(missing_ok=True)
+        """Copies what is this folder's: of a file that was linked for a few layers that is little."""
+        self._new_path.unlink(missing_ok=True)
         try:
-            with self.path.open("rb", buffering=0) as source, new.open("xb", buffering=0) as target:
+            with self.path.open("rb", buffering=0) as source, self._new_path.open("xb", buffering=0) as target:
                 os.ftruncate(target.fileno(), self._size)
-                for start, stop in holes.data_ranges(source.fileno(), 0, self._size):
+                for start, stop in ranges_of(self._own_pieces()):
                     holes.copy_range(source.fileno(), target.fileno(), start, stop)
                 os.fsync(target.fileno())
         except BaseException:
-            new.unlink(missing_ok=True)
+            self._new_path.unlink(missing_ok=True)
             raise
-        self._replace(new)
+        self._replace()
 
-    def _replace(self, new: Path) -> None:
+    def _replace(self) -> None:
         self.close()
-        new.replace(self.path)
-        new.unlink(missing_ok=True)  # stays where both names were one file's already
+        self._new_path.replace(self.path)
+        self._new_path.unlink(missing_ok=True)  # stays where both names were one file's already
         sync_folder(self.path.parent)
 
     def _mark(self, digests: dict[int, bytes]) -> None:

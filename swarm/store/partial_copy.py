@@ -7,19 +7,20 @@ it would the whole model's; a span needs the headers of all files and its own te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 
 from swarm.artifact.digest import compute_digest
 from swarm.artifact.local_copy import LocalCopy, check_copy, check_digest
+from swarm.artifact.local_path import is_folder
 from swarm.artifact.manifest import Manifest
 from swarm.errors import ArtifactError, SourceError, StoreError
 from swarm.store.folder_lock import FolderLock
 from swarm.store.part_file import PartFile, ranges_of
+from swarm.store.piece_state import SUFFIX, artifact_of
 from swarm.store.pieces import Piece, PieceTable, tensor_digest
 from swarm.store.room import Need, check_free, check_room
 from swarm.store.store_errors import ELSEWHERE, store_errors
@@ -33,28 +34,33 @@ class PartialCopy:
     cause. ``remarks`` tell the user what was found and not counted."""
 
     def __init__(self, folder: Path, manifest: Manifest, disk_reserve_bytes: int, lock: FolderLock | None) -> None:
+        _check_alone(folder, manifest)
         self.folder = folder
         self.manifest = manifest
         self.table = PieceTable(manifest)
         self._reserve_bytes = disk_reserve_bytes
         self._lock = lock
-        self._files = tuple(
-            PartFile(folder / entry.name, entry, manifest.artifact_id, self.table.n_pieces(number))
-            for number, entry in enumerate(manifest.files)
-        )
-        for number, file in enumerate(self._files):
-            file.drop_cut_off(partial(self.table.of_file, number))
+        self._files = tuple(PartFile(folder, self.table, number) for number in range(self.table.n_files))
 
     @classmethod
     def open(cls, folder: Path, manifest: Manifest, *, disk_reserve_bytes: int = 0) -> PartialCopy:
         """To be written, by nobody else meanwhile; makes the folder. ``manifest`` has the files' names. Raises
         ``StoreError`` for a folder that is in use, can't be written, or has something else under these names."""
-        _check_names(manifest)
         with store_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+        return cls.open_existing(folder, manifest, disk_reserve_bytes=disk_reserve_bytes)
+
+    @classmethod
+    def open_existing(cls, folder: Path, manifest: Manifest, *, disk_reserve_bytes: int = 0) -> PartialCopy:
+        """``open`` of a folder that has to be there."""
+        _check_names(manifest)
+        _check_folder(folder)
         lock = FolderLock(folder)
         try:
-            return cls(folder, manifest, disk_reserve_bytes, lock)
+            copy = cls(folder, manifest, disk_reserve_bytes, lock)
+            for file in copy._files:
+                file.clean()
+            return copy
         except BaseException:
             lock.release()
             raise
@@ -63,8 +69,7 @@ class PartialCopy:
     def look(cls, folder: Path, manifest: Manifest) -> PartialCopy:
         """To be read only: needs no right to write, and is allowed while another process fetches."""
         _check_names(manifest)
-        if not folder.is_dir():
-            raise StoreError(f"{folder}: no such folder; name the one that the model was fetched into")
+        _check_folder(folder)
         return cls(folder, manifest, 0, None)
 
     def __enter__(self) -> PartialCopy:
@@ -130,7 +135,7 @@ class PartialCopy:
         return self._files[piece.file].read(piece)
 
     def taken_bytes(self, pieces: Iterable[Piece]) -> int:
-        """Room the pieces take on the disk, durable or left by a process that died; to the block."""
+        """Room the pieces take on the disk, durable or left by a process that died."""
         return sum(self._files[number].taken_bytes(ranges_of(own)) for number, own in _by_file(pieces))
 
     # --- changing it
@@ -141,12 +146,19 @@ class PartialCopy:
         missing = self.missing(pieces)
         if not missing:
             return
-        needed = sum(stop - start + _BLOCK_BYTES for _, own in _by_file(missing) for start, stop in ranges_of(own))
+        needed = sum(self._needed_bytes(number, own) for number, own in _by_file(missing))
         largest = max(self.manifest.files[piece.file].size_bytes for piece in missing)
-        taken = self.taken_bytes(missing)
-        check_room(self.folder, Need(max(0, needed - taken), self._reserve_bytes, largest))
+        check_room(self.folder, Need(max(0, needed), self._reserve_bytes, largest))
 
-    def write(self, piece: Piece, data: bytes | memoryview) -> None:
+    def _needed_bytes(self, file: int, missing: Sequence[Piece]) -> int:
+        """Of disk, to store these pieces; what is left there by a process that died is written over."""
+        ranges = ranges_of(missing)
+        n_bytes = sum(stop - start + _BLOCK_BYTES for start, stop in ranges)
+        if self.is_linked(file):  # what is held of it is copied before the first write
+            return n_bytes + self.held_bytes(self.table.of_file(file))
+        return n_bytes - self._files[file].taken_bytes(ranges)
+
+    def write(self, piece: Piece, data: bytes | bytearray | memoryview) -> None:
         """All of a piece. It is not here before ``commit``; one that was here before is not until then either."""
         self._files[piece.file].write(piece, data)
 
@@ -216,6 +228,22 @@ class PartialCopy:
 def _by_file(pieces: Iterable[Piece]) -> Iterator[tuple[int, list[Piece]]]:
     for number, own in groupby(sorted(pieces, key=lambda piece: (piece.file, piece.index)), lambda piece: piece.file):
         yield number, list(own)
+
+
+def _check_folder(folder: Path) -> None:
+    if not is_folder(folder):
+        raise StoreError(f"{folder}: no such folder; name the one that the model was fetched into")
+
+
+def _check_alone(folder: Path, manifest: Manifest) -> None:
+    own = {file.name + SUFFIX for file in manifest.files}
+    with store_errors(folder):
+        others = [path for path in folder.glob(f"*{SUFFIX}") if path.name not in own and path.is_file()]
+        for path in others:
+            artifact_id = artifact_of(path)
+            if artifact_id is not None:
+                what = "of another model" if artifact_id != manifest.artifact_id else "of this model by another name"
+                raise StoreError(f"{path}: {what}, artifact {artifact_id[:12]}; {ELSEWHERE}")
 
 
 def _check_names(manifest: Manifest) -> None:

@@ -33,9 +33,10 @@ class Trying:
     patience: Patience
     retries: int = 0
     _failures: int = field(default=0, init=False)
+    _came: bool = field(default=False, init=False)  # something, in this try
 
     def progressed(self) -> None:
-        self._failures = 0
+        self._failures, self._came = 0, True
 
     async def attempts(self) -> AsyncIterator[AttemptManager]:
         """``async for attempt in trying.attempts(): with attempt: ...``. Raises ``SourceError`` in the end."""
@@ -66,9 +67,9 @@ class Trying:
     def _say(self, state: RetryCallState) -> None:
         self.retries += 1
         pause = state.next_action.sleep if state.next_action is not None else 0.0
-        # a lost connection is everyday: it is worth a line when the next one brought nothing either
-        level = logging.INFO if self._failures < 2 else logging.WARNING
-        log.log(level, "%s; trying again in %.0f s", _what(state), pause)
+        # that a connection is lost after a while is everyday
+        log.log(logging.INFO if self._came else logging.WARNING, "%s; trying again in %.1f s", _what(state), pause)
+        self._came = False
 
     def _raise(self, state: RetryCallState) -> None:
         asked = _asked_seconds(state)

@@ -6,12 +6,13 @@ process or a machine that dies at any moment leaves either state, and each is tr
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from hashlib import sha256
 from pathlib import Path
 from struct import Struct
 
-from swarm.artifact.small_file import read_small
 from swarm.ids import ArtifactId
 from swarm.store.pieces import DIGEST_BYTES, PIECE_BYTES
 
@@ -21,7 +22,6 @@ _MAGIC = b"SWARMPCS"
 _VERSION = 1
 _HEAD = Struct("<8sI32sQQ")  # magic, version, artifact id, bytes of a piece, number of pieces
 _PREFIX = Struct("<8sI32s")
-_MAX_BYTES = 256 << 20
 
 
 class DamagedState(Exception):
@@ -35,30 +35,46 @@ class ForeignState(Exception):
 def read_state(path: Path, artifact_id: ArtifactId, n_pieces: int) -> bytearray:
     """The digests one after another, zeros for what is not here. Raises ``DamagedState``, ``ForeignState`` and
     ``OSError``."""
-    data = read_small(path, _MAX_BYTES)
+    size = _HEAD.size + (n_pieces + 1) * DIGEST_BYTES
+    data = _read_most(path, size + 1)
     if len(data) < _PREFIX.size or not data.startswith(_MAGIC):
         raise DamagedState
-    _, version, _ = _PREFIX.unpack_from(data)
-    body, own = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
-    if len(data) < _HEAD.size + DIGEST_BYTES or sha256(body).digest() != own:
-        raise DamagedState
-    if version != _VERSION:
+    _, version, artifact = _PREFIX.unpack_from(data)
+    is_sound = len(data) <= size and sha256(data[:-DIGEST_BYTES]).digest() == data[-DIGEST_BYTES:]
+    if version != _VERSION and (is_sound or len(data) > size):
         raise ForeignState(f"written by another version of this program (format {version})")
-    _, _, artifact, piece_bytes, count = _HEAD.unpack_from(data)
+    if not is_sound:
+        raise DamagedState
     if artifact.hex() != artifact_id:
         raise ForeignState(f"of another model, artifact {artifact.hex()[:12]}")
-    digests = bytearray(body[_HEAD.size :])
-    if (piece_bytes, count, len(digests)) != (PIECE_BYTES, n_pieces, n_pieces * DIGEST_BYTES):
+    if data[: _HEAD.size] != _head(artifact_id, n_pieces) or len(data) < size:
         raise DamagedState
-    return digests
+    return bytearray(data[_HEAD.size : -DIGEST_BYTES])
+
+
+def _head(artifact_id: ArtifactId, n_pieces: int) -> bytes:
+    return _HEAD.pack(_MAGIC, _VERSION, bytes.fromhex(artifact_id), PIECE_BYTES, n_pieces)
+
+
+def _read_most(path: Path, max_bytes: int) -> bytes:
+    """The start of a regular file, all of it if that is less. Raises ``OSError``, without waiting for a pipe."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return stream.read(max_bytes)
+
+
+def artifact_of(path: Path) -> str | None:
+    """Whose state this is, as far as it can be told; the state may be damaged. Raises ``OSError``."""
+    data = _read_most(path, _PREFIX.size)
+    return data[-32:].hex() if len(data) == _PREFIX.size and data.startswith(_MAGIC) else None
 
 
 def write_state(path: Path, artifact_id: ArtifactId, digests: bytes | bytearray) -> None:
     """Replaces the state; durable when it returns. Raises ``OSError`` and leaves the old one then."""
-    body = _HEAD.pack(_MAGIC, _VERSION, bytes.fromhex(artifact_id), PIECE_BYTES, len(digests) // DIGEST_BYTES)
-    body += digests
-    new = path.with_name(path.name + _NEW)  # always the same name: what a killed process left is written over
-    new.unlink(missing_ok=True)
+    body = _head(artifact_id, len(digests) // DIGEST_BYTES) + digests
+    new = remove_unfinished(path)
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -70,6 +86,13 @@ def write_state(path: Path, artifact_id: ArtifactId, digests: bytes | bytearray)
         new.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def remove_unfinished(path: Path) -> Path:
+    """What a process left that was killed while it wrote a state; returns the name, always the same, for the next."""
+    new = path.with_name(path.name + _NEW)
+    new.unlink(missing_ok=True)
+    return new
 
 
 def sync_folder(folder: Path) -> None:

@@ -95,7 +95,7 @@ class PieceTable:
         return (*self.headers(), *(piece for tensor in tensors for piece in self.of_tensor(tensor.name)))
 
 
-def piece_digest(piece: Piece, data: bytes | memoryview) -> bytes:
+def piece_digest(piece: Piece, data: bytes | bytearray | memoryview) -> bytes:
     """SHA-256 of the piece's content. ``data`` is all of it, padding included."""
     return sha256(memoryview(data)[: piece.bytes - piece.padding]).digest()
 

@@ -26,6 +26,7 @@ class Need:
 def check_room(folder: Path, need: Need) -> None:
     """Raises ``StoreError``, which says how much is missing."""
     _check_limit(folder, need.largest_file_bytes)
+    check_free(folder, need.bytes, need.reserve_bytes)  # before anything is tried there
     with store_errors(folder):
         try:
             kept = keeps_holes(folder, need.largest_file_bytes)
@@ -35,7 +36,6 @@ def check_room(folder: Path, need: Need) -> None:
             raise
     if not kept:
         raise StoreError(f"{folder}: this file system keeps no files with holes; {ELSEWHERE} on another one")
-    check_free(folder, need.bytes, need.reserve_bytes)
 
 
 def check_free(folder: Path, n_bytes: int, reserve_bytes: int) -> None:

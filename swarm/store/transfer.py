@@ -14,8 +14,8 @@ OnBytes = Callable[[int], Awaitable[None]]
 
 
 class Transfer:
-    """Hands over each piece when it is whole. After a failure ``run`` goes on with the byte after the last one that
-    came: nothing comes twice. Holds less than a piece and a block of the source in memory."""
+    """Hands over each piece when it is whole. After a failure ``run`` goes on with the byte after the last one that the
+    source gave. Holds a piece at most and a block of the source in memory."""
 
     def __init__(self, request: Request, on_piece: OnPiece, on_bytes: OnBytes) -> None:
         self._request = request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 from swarm.artifact.catalog import PINNED
 from swarm.artifact.local_path import is_folder, user_path
@@ -26,10 +27,8 @@ def open_source(text: str, manifest: Manifest, *, timeouts: HttpTimeouts | None 
     names = [file.name for file in manifest.files]
     if text.strip().lower() == HUB:
         return hub_source(_on_hub(pinned, manifest).hub, names, timeouts)
-    scheme, separator, rest = text.partition("://")
-    if separator:
-        if scheme.lower() not in ("http", "https") or not rest.strip("/"):
-            raise UsageError("--source: that is no http or https address; write hub, a folder, or https://host/folder")
+    if "://" in text:
+        _check_address(text)
         return HttpSource.at(text, names, timeouts)
     folder = user_path(text)
     if not is_folder(folder):
@@ -49,6 +48,17 @@ async def opened_source(
         yield source
     finally:
         await source.close()
+
+
+def _check_address(text: str) -> None:
+    """Does not repeat it: it may hold a password."""
+    try:
+        parts = urlsplit(text)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets, or a port beyond 65535
+        right = False
+    if not right:
+        raise UsageError("--source: that is no http or https address; write hub, a folder, or https://host/folder")
 
 
 def _on_hub(pinned: PinnedModel | None, manifest: Manifest) -> PinnedModel:

@@ -26,7 +26,7 @@ from swarm.store.sources.ranges import (
 from swarm.store.sources.source import Unavailable
 
 _MAX_REDIRECTS = 8
-_READ_BUFFER = 1 << 18
+_READ_BUFFER = 1 << 16  # of a connection that breaks, up to twice that is lost, and comes again
 _HEADERS = {"User-Agent": f"glm-swarm/{__version__}", "Accept-Encoding": "identity"}
 # of these a second try makes nothing better
 _FINAL = (
@@ -39,16 +39,15 @@ _FINAL = (
 
 @dataclass(frozen=True)
 class HttpTimeouts:
-    """``silence_seconds``: how long a server may send nothing while bytes of it are awaited."""
+    """``silence_seconds``: how long a server may send nothing while bytes of it are awaited. The time in which nobody
+    awaits them, because of a rate limit or a slow disk, does not count: aiohttp's own ``sock_read`` counts it too."""
 
     connect_seconds: float = 20.0
     silence_seconds: float = 30.0
 
     @property
     def client(self) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(
-            total=None, sock_connect=self.connect_seconds, sock_read=self.silence_seconds, connect=None
-        )
+        return aiohttp.ClientTimeout(total=None, sock_connect=self.connect_seconds)
 
 
 class HttpSource:
@@ -103,8 +102,8 @@ class HttpSource:
         asked = Asked(start, stop, self._manifest.files[file].size_bytes, self._etags[file])
         where = self._where(self._manifest, file)
         left = stop - start
-        async with self._answer(file, asked, where) as response, _translated(where):
-            async for data in response.content.iter_any():
+        async with self._answer(file, asked, where) as response:
+            while data := await self._next(response, where):
                 left -= len(data)
                 if left < 0:
                     raise SourceError(f"{where}: sends more bytes than were asked for; choose another --source")
@@ -121,15 +120,15 @@ class HttpSource:
         asked = Asked(0, 1, manifest.files[file].size_bytes)
         async with self._answer(file, asked, self._where(manifest, file)) as response:
             self._etags[file] = strong_etag(response.headers)
-            async with _translated(self._where(manifest, file)):
-                await response.content.readany()  # to the end: the connection can be used again
+            await self._next(response, self._where(manifest, file))  # to the end: the connection can be used again
 
     @asynccontextmanager
     async def _answer(self, file: int, asked: Asked, where: str) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer that says it brings what was asked for."""
         assert self._session is not None, "no session before open"
         url = self._urls[file]
-        async with _translated(where):
+        silence = self._timeouts.connect_seconds + self._timeouts.silence_seconds
+        async with _translated(where), asyncio.timeout(silence):
             response = await self._session.get(
                 url, headers={"Range": asked.header}, max_redirects=_MAX_REDIRECTS, proxy=_proxy(url)
             )
@@ -138,6 +137,11 @@ class HttpSource:
             yield response
         finally:
             response.release() if response.content.at_eof() else response.close()
+
+    async def _next(self, response: aiohttp.ClientResponse, where: str) -> bytes:
+        """What has come of the body; empty at its end."""
+        async with _translated(where), asyncio.timeout(self._timeouts.silence_seconds):
+            return await response.content.readany()
 
     def _new_session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(

@@ -1,0 +1,52 @@
+"""The second look of a node that has announced its layers and has not begun to serve.
+
+The idea: nodes that come at the same moment act as if they had come one after another, in an order all compute alike.
+Each counts the joiners before it and takes for granted that those among them whose window another one has announced,
+too, will go on to where this node would go in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from dht.record import NodeState, SpanRecord
+from swarm.placement import Choice, Coverage, Place, Span, choose_window, coverage_of, usable_records
+from swarm.turns import order
+
+SLIGHTLY_MORE = 1.25  # uncovered layers
+CLEARLY_MORE = 2.0  # layers with the fewest servers, when that is one or more
+
+
+def better_choice(place: Place, records: Sequence[SpanRecord], span: Span, held: Sequence[Span] = ()) -> Choice | None:
+    """A window that helps more of the weakest layers than the announced ``span``; None: there is none, stay."""
+    coverage = _as_if_one_by_one(place, records)
+    choice = choose_window(
+        place.cuts, coverage, place.budget_bytes, place.cost, tie_break=place.peer_id, prefer=(*held, span)
+    )
+    return choice if _is_better(coverage, (choice.first, choice.last), span) else None
+
+
+def _as_if_one_by_one(place: Place, records: Sequence[SpanRecord]) -> Coverage:
+    usable = [it for it in usable_records(records, place.cuts, place.artifact_id) if it.peer_id != place.peer_id]
+    joining = [record for record in usable if record.state is NodeState.JOINING]
+    online = [record for record in usable if record.state is not NodeState.JOINING]
+    coverage = coverage_of(online, place.cuts, place.artifact_id)
+    earlier = [record for record in joining if order(record.peer_id) < order(place.peer_id)]
+    cost = cache(place.cost)
+    for record in sorted(earlier, key=lambda it: order(it.peer_id)):
+        span = record.first, record.last
+        # what it has announced is all that is known of its memory
+        choice = choose_window(place.cuts, coverage, cost(*span), cost, tie_break=record.peer_id, prefer=(span,))
+        moved = choice.first, choice.last
+        coverage = coverage.plus(*(moved if _is_better(coverage, moved, span) else span))
+    return coverage
+
+
+def _is_better(coverage: Coverage, window: Span, than: Span) -> bool:
+    """Whether it helps clearly more of the weakest layers. Where all have a server it takes a good reason: a joiner
+    that goes to and fro serves nobody."""
+    weakest = min(coverage.servers)
+    clear = CLEARLY_MORE if weakest else SLIGHTLY_MORE
+    helped = coverage.servers[slice(*window)].count(weakest)
+    return helped > clear * coverage.servers[slice(*than)].count(weakest)
