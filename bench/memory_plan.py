@@ -1,9 +1,9 @@
 """Whether a node takes the memory that its plan says: real loads, one process each, compared in total.
 
-Each case loads a span with slots, reads all its weights in, fills a slot of every size up to its last chunk and computes
-that chunk, which is what the engine's buffers are made for. Then every private page of the node, its worker and its
-libp2p daemon counts, their libraries, and what the page cache holds of the span's weights. Not counted on either side:
-the journal, which fills while serving, and what the plan leaves free.
+Each case loads a span with slots, reads all its weights in, fills a slot of every size up to its last chunk and
+computes that chunk, which is what the engine's buffers are made for. Then every private page of the node, its worker
+and its libp2p daemon counts, their libraries, and what the page cache holds of the span's weights. Not counted on
+either side: the journal, which fills while serving, and what the plan leaves free.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from bench.record import Record, this_commit, this_machine
 from shim.types import StepBatch, SummarySpec
 from swarm.artifact import Manifest, embedded, load_manifest
 from swarm.artifact.catalog import GLM_TINY, LocalModel, find_model, open_model
-from swarm.artifact.memory import format_bytes, processes_bytes
+from swarm.artifact.memory import format_bytes
 from swarm.errors import SwarmError
 from swarm.ids import SessionId
 from swarm.node.config import ModelOptions, NetworkOptions, NodeConfig, Weights
@@ -82,7 +83,7 @@ def cases(path: Path, slots: Sequence[str]) -> list[Case]:
     n, cuts = manifest.n_layers, manifest.cuts
     near = [min(cuts, key=lambda cut: abs(cut - n * part // 3)) for part in (1, 2)]
     edges = sorted({0, n, *near})
-    spans = sorted({*zip(edges, edges[1:], strict=False), (0, n)})
+    spans = sorted({*pairwise(edges), (0, n)})
     found = [Case(path, first, last, one) for first, last in spans for one in slots]
     if manifest.n_mtp:
         found.append(Case(path, edges[-2], n, slots[1], mtp=True))
@@ -191,7 +192,7 @@ def run_case(case: Case, threads: int) -> Taken:
 
 
 def record_of(found: dict[Case, Taken], command: str, threads: int) -> Record:
-    worst = max((abs(taken.off) for taken in found.values()))
+    worst = max(abs(taken.off) for taken in found.values())
     samples: dict[str, list[float]] = {}
     summary = {"worst_off_percent": 100 * worst}
     for case, taken in found.items():
