@@ -109,7 +109,7 @@ class Serving:
             await self._upkeep.find_speed()
             if config.model.chunk_tokens is None:
                 shared.chunk_tokens = chunk_within_stall(shared.speed.prefill_tokens_per_second, shared.chunk_tokens)
-            self._helpers.append(self._home.tasks.create_task(self._upkeep.run()))
+        self._helpers.append(self._home.tasks.create_task(self._upkeep.run()))
         self._set_state(NodeState.ONLINE)
 
     async def drain(self, seconds: float) -> None:

@@ -47,6 +47,7 @@ class Upkeep:
         self._locked: LockedWeights | None = None
         self._cache = SpeedCache(home.config.speed_folder or speed_folder())
         self._measured = False
+        self._is_old = False  # what is announced was found by an earlier run
 
     async def hold(self) -> None:
         """Locks or reads the weights, if the operator wants that. Raises NotEnoughMemory and NotAModel."""
@@ -88,6 +89,7 @@ class Upkeep:
             await self._measure(0)
         else:
             self._note(kept)
+            self._is_old = True
             logger.info("an earlier run found decode %.3g, prefill %.3g tokens/s", *astuple(kept))
 
     async def run(self) -> None:
@@ -125,7 +127,7 @@ class Upkeep:
         speed = await measure_speed(self._shared.host, slot)
         logger.info("measured decode %.3g, prefill %.3g tokens/s", *astuple(speed))
         self._note(speed)
-        self._measured = True
+        self._measured, self._is_old = True, False
         await asyncio.to_thread(self._cache.put, self._key, speed)
 
     def _note(self, speed: Speed) -> None:
@@ -135,7 +137,7 @@ class Upkeep:
     async def _measure_in_quiet(self) -> None:
         """Once, where an earlier run's speed is announced. The slot that it takes must not be the only one."""
         slots = self._shared.table.slots
-        while not self._measured and len(self._shared.host.info.slot_tokens) > 1:
+        while self._is_old and len(self._shared.host.info.slot_tokens) > 1:
             if not await self._is_quiet():
                 continue
             slot = slots.book(1)  # nobody holds any, so there is one
@@ -178,7 +180,7 @@ class Upkeep:
         def on_done(done: int) -> None:
             if stopped:
                 raise InterruptedError
-            self._home.reporter.progress(what, done / size if size else 1.0)
+            self._home.reporter.progress(what, done / size if size else 1.0, n_bytes=size)
 
         try:
             yield on_done

@@ -105,7 +105,8 @@ def test_the_total_is_the_sum_that_is_printed() -> None:
     memory = SpanMemory(int(38.2 * MIB), 11 * MIB, 2 * MIB, 0, own_bytes=384 * MIB, reserve_bytes=128 * MIB)
     assert memory.total_bytes == int(38.2 * MIB) + 525 * MIB
     assert describe(memory, 6 << 30) == (
-        "weights 38.2 MiB + KV 11.0 MiB + compute 2.0 MiB + node 384.0 MiB + reserve 128.0 MiB = 563.2 MiB of 6.0 GiB available"
+        "weights 38.2 MiB + KV 11.0 MiB + compute 2.0 MiB + node 384.0 MiB + reserve 128.0 MiB = 563.2 MiB "
+        "of 6.0 GiB available"
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,13 +13,15 @@ from dht.record import NodeState, SpanRecord
 from shim.types import ContextSpec
 from swarm.artifact.catalog import GLM52, GLM_TINY, KNOWN
 from swarm.errors import NotEnoughMemory, StoreError
-from swarm.node.arrival import believed
+from swarm.moving import MoveRules
+from swarm.node.arrival import Arrival, believed
 from swarm.node.completeness import Completeness
 from swarm.node.config import ModelOptions, StoreOptions
 from swarm.node.parts import WholeFiles
-from swarm.node.plan import Planner
+from swarm.node.plan import Plan, Planner
 from swarm.node.reporter import Silent
 from swarm.node.stored_parts import StoredParts
+from swarm.placement import Choice
 from swarm.store.partial_copy import PartialCopy
 from tests.routing.records import CUTS, record
 
@@ -121,3 +125,93 @@ async def test_parts_are_not_served_as_the_whole(tmp_path: Path) -> None:
         copy.commit()
     with pytest.raises(StoreError, match="only parts of it were fetched; to serve those name"):
         await WholeFiles.open(ModelOptions(tmp_path / "parts" / TINY.files[0].name), Silent())
+
+
+@dataclass
+class Others:
+    """The network as an arriving node sees it, and what it says there."""
+
+    announced: list[tuple[int, int]] = field(default_factory=list)
+    manifest = TINY
+    peer_id = "me"
+    addresses = ()
+    is_alone = False
+
+    @property
+    def view(self) -> SimpleNamespace:
+        return SimpleNamespace(snapshot=SimpleNamespace(records=()))
+
+    @property
+    def announcer(self) -> Others:
+        return self
+
+    async def publish(self, said: SpanRecord) -> None:
+        assert said.state is NodeState.JOINING
+        self.announced.append((said.first, said.last))
+
+    async def records(self) -> tuple[SpanRecord, ...]:
+        return ()
+
+
+@dataclass
+class Script:
+    """Rules that say what is written here, one after the other, and then nothing any more."""
+
+    choices: list[Choice | None]
+    rules = MoveRules(second_look_seconds=0.0)
+
+    def recheck_seconds(self, _random: float) -> float:
+        return 0.01
+
+    def look_again(self, _records: object, _span: object, _held: object) -> Choice | None:
+        return self.choices.pop(0) if self.choices else None
+
+
+@dataclass
+class Slow:
+    """Parts of which the first span that is fetched never arrives, unless it is the ``last`` one."""
+
+    last: tuple[int, int]
+    cancelled: list[tuple[int, int]] = field(default_factory=list)
+
+    def missing_bytes(self, _first: int, _last: int, *, mtp: bool = False) -> int:
+        return 1
+
+    def held_spans(self) -> tuple[tuple[int, int], ...]:
+        return ()
+
+    async def get(self, plan: Plan, _reporter: object) -> None:
+        try:
+            if plan.span != self.last:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(plan.span)
+            raise
+
+
+def choice(first: int, last: int) -> Choice:
+    return Choice(first, last, 0, 0, 0, "")
+
+
+@pytest.mark.parametrize(
+    ("choices", "announced", "cancelled"),
+    [
+        ([choice(2, 6)], [(0, 2), (2, 6)], []),  # gives way before it fetches
+        ([None, choice(2, 6)], [(0, 2), (2, 6)], [(0, 2)]),  # the swarm changes while it fetches
+        ([choice(6, 8), None, None, choice(2, 6)], [(0, 2), (6, 8), (2, 6)], [(6, 8)]),
+    ],
+)
+async def test_a_joiner_chooses_again(
+    choices: list[Choice | None], announced: list[tuple[int, int]], cancelled: list[tuple[int, int]]
+) -> None:
+    others, parts = Others(), Slow(last=(2, 6))
+    shown: list[Plan] = []
+    options = ModelOptions(Path(), memory_bytes=GIB, contexts=(ContextSpec(1, 512),))
+    planner = Planner(TINY, options, GIB)
+    arrival = Arrival(others, planner, parts, Silent(), "", shown.append)  # type: ignore[arg-type]
+    plan = planner.carried_out(choice(0, 2), (ContextSpec(1, 512),))
+    reached = await asyncio.wait_for(arrival.reach(plan, Script(choices)), 20)  # type: ignore[arg-type]
+    assert reached.span == (2, 6)
+    assert others.announced == announced
+    assert parts.cancelled == cancelled
+    assert [each.span for each in shown] == announced[1:]

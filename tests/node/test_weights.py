@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from bench.page_cache import drop, resident_in, resident_pages
 from swarm.artifact import load_manifest
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import SpanMemory
-from swarm.errors import NotAModel
+from swarm.errors import NotAModel, NotEnoughMemory
+from swarm.node.config import Weights
+from swarm.node.node import SwarmNode
+from swarm.node.reporter import Silent
 from swarm.node.weights import PAGE, LockedWeights, Range, cache_warning, held_parts, read_in, span_ranges
+from tests.node.harness import config
 
 MIB = 1 << 20
 SPAN = (2, 4)
@@ -111,6 +116,40 @@ def test_stopping_leaves_nothing_locked(partial: Path) -> None:
     with pytest.raises(InterruptedError):
         LockedWeights([Range(partial, 17 * MIB, 17 * MIB + PAGE)]).lock(stop)
     assert locked_bytes() == before
+
+
+class Listening(Silent):
+    def __init__(self) -> None:
+        self.told: list[tuple[str, float]] = []
+
+    def progress(self, what: str, fraction: float, *, n_bytes: int = 0) -> None:
+        self.told.append((what, fraction))
+
+
+async def test_a_node_holds_its_weights_while_it_serves(
+    manifest: Manifest, llama_untied_path: Path, tmp_path: Path
+) -> None:
+    before = locked_bytes()
+    given = config(llama_untied_path, "2:4", tmp_path)
+    async with SwarmNode(replace(given, model=replace(given.model, weights=Weights.LOCKED))):
+        locked = locked_bytes() - before
+        assert manifest.span_bytes(*SPAN) <= locked <= manifest.span_bytes(*SPAN) + 16 * PAGE
+    assert locked_bytes() == before
+    drop([llama_untied_path])
+    reporter = Listening()
+    async with SwarmNode(replace(given, model=replace(given.model, weights=Weights.PREFETCHED)), reporter):
+        assert ("reading weights", 1.0) in reporter.told
+        assert locked_bytes() == before
+
+
+async def test_weights_that_do_not_fit_are_not_locked(
+    llama_untied_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.node.upkeep.available_memory", lambda: 1 << 20)
+    given = config(llama_untied_path, "2:4", tmp_path)
+    with pytest.raises(NotEnoughMemory, match="--weights locked: the page cache has room for 0 B of"):
+        async with SwarmNode(replace(given, model=replace(given.model, weights=Weights.LOCKED))):
+            pass
 
 
 # without the right to lock anything, as volunteers run it
