@@ -14,8 +14,6 @@ from dht.record import NodeState, SpanRecord
 from swarm.placement import Choice, Coverage, Place, Span, choose_window, coverage_of, usable_records
 from swarm.turns import order
 
-CLEARLY_MORE = 1.25  # layers that nobody serves, for a window to be better than the one that was announced
-
 
 def better_choice(place: Place, records: Sequence[SpanRecord], span: Span, held: Sequence[Span] = ()) -> Choice | None:
     """A window that serves more of the layers nobody serves than the announced ``span``; None: there is none, stay.
@@ -26,9 +24,7 @@ def better_choice(place: Place, records: Sequence[SpanRecord], span: Span, held:
     if not announced.plus(*span).uncovered:
         return None
     coverage = _as_if_one_by_one(place, records)
-    choice = choose_window(
-        place.cuts, coverage, place.budget_bytes, place.cost, tie_break=place.peer_id, prefer=(*held, span)
-    )
+    choice = choose_window(place.cuts, coverage, place.budget_bytes, place.cost, tie_break=place.peer_id, prefer=held)
     return choice if _is_better(coverage, (choice.first, choice.last), span) else None
 
 
@@ -42,7 +38,7 @@ def _as_if_one_by_one(place: Place, records: Sequence[SpanRecord]) -> Coverage:
     for record in sorted(earlier, key=lambda it: order(it.peer_id)):
         span = record.first, record.last
         # what it has announced is all that is known of its memory
-        choice = choose_window(place.cuts, coverage, cost(*span), cost, tie_break=record.peer_id, prefer=(span,))
+        choice = choose_window(place.cuts, coverage, cost(*span), cost, tie_break=record.peer_id)
         moved = choice.first, choice.last
         coverage = coverage.plus(*(moved if _is_better(coverage, moved, span) else span))
     return coverage
@@ -51,4 +47,4 @@ def _as_if_one_by_one(place: Place, records: Sequence[SpanRecord]) -> Coverage:
 def _is_better(coverage: Coverage, window: Span, than: Span) -> bool:
     weakest = min(coverage.servers)
     helped = coverage.servers[slice(*window)].count(weakest)
-    return helped > CLEARLY_MORE * coverage.servers[slice(*than)].count(weakest)
+    return helped > coverage.servers[slice(*than)].count(weakest)
