@@ -213,6 +213,13 @@ class SimulatedSwarm:
             node.died_at = self.now
             self.leave(node, Cause.DEATH, None)
 
+    def kill_weakest(self) -> None:
+        """One of those that serve the layer with fewest servers."""
+        layer = self.servers.index(min(self.servers))
+        names = [name for name, (first, last) in self.serving.items() if first <= layer < last]
+        if names:
+            self.kill(names[0])
+
     def at(self, seconds: float, act: Callable[[], None]) -> None:
         self._at(seconds, act)
 

@@ -14,16 +14,17 @@ from dht.record import NodeState, SpanRecord
 from swarm.placement import Choice, Coverage, Place, Span, choose_window, coverage_of, usable_records
 from swarm.turns import order
 
-SLIGHTLY_MORE = 1.25  # uncovered layers
-CLEARLY_MORE = 2.0  # layers with the fewest servers, when that is one or more
-
 
 def better_choice(place: Place, records: Sequence[SpanRecord], span: Span, held: Sequence[Span] = ()) -> Choice | None:
-    """A window that helps more of the weakest layers than the announced ``span``; None: there is none, stay."""
+    """A window that serves more of the layers nobody serves than the announced ``span``; None: there is none, stay.
+
+    When every layer will have a server as announced, all stay: of joiners that go to and fro for a slightly better
+    place, none would ever serve."""
+    announced = coverage_of(records, place.cuts, place.artifact_id, without=place.peer_id)
+    if not announced.plus(*span).uncovered:
+        return None
     coverage = _as_if_one_by_one(place, records)
-    choice = choose_window(
-        place.cuts, coverage, place.budget_bytes, place.cost, tie_break=place.peer_id, prefer=(*held, span)
-    )
+    choice = choose_window(place.cuts, coverage, place.budget_bytes, place.cost, tie_break=place.peer_id, prefer=held)
     return choice if _is_better(coverage, (choice.first, choice.last), span) else None
 
 
@@ -37,16 +38,13 @@ def _as_if_one_by_one(place: Place, records: Sequence[SpanRecord]) -> Coverage:
     for record in sorted(earlier, key=lambda it: order(it.peer_id)):
         span = record.first, record.last
         # what it has announced is all that is known of its memory
-        choice = choose_window(place.cuts, coverage, cost(*span), cost, tie_break=record.peer_id, prefer=(span,))
+        choice = choose_window(place.cuts, coverage, cost(*span), cost, tie_break=record.peer_id)
         moved = choice.first, choice.last
         coverage = coverage.plus(*(moved if _is_better(coverage, moved, span) else span))
     return coverage
 
 
 def _is_better(coverage: Coverage, window: Span, than: Span) -> bool:
-    """Whether it helps clearly more of the weakest layers. Where all have a server it takes a good reason: a joiner
-    that goes to and fro serves nobody."""
     weakest = min(coverage.servers)
-    clear = CLEARLY_MORE if weakest else SLIGHTLY_MORE
     helped = coverage.servers[slice(*window)].count(weakest)
-    return helped > clear * coverage.servers[slice(*than)].count(weakest)
+    return helped > coverage.servers[slice(*than)].count(weakest)
