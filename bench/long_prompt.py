@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.crowd import Client, Crowd, crowd
+from bench.crowd.naming import model_option, record_id
 from bench.record import Record, percentile, this_commit, this_machine
 from swarm.artifact import Manifest, embedded, load_manifest
 from swarm.client import SwarmClient
@@ -158,12 +159,13 @@ async def measure(options: argparse.Namespace, manifest: Manifest) -> Samples:
 def record_of(options: argparse.Namespace, manifest: Manifest, samples: Samples) -> Record:
     reached = samples.token_ratio <= TARGET_TOKEN and samples.prompt_ratio <= TARGET_PROMPT
     return Record(
-        id="long-prompt",
+        id=record_id("long-prompt", options.model),
         claim=f"While a prompt of {options.prompt_tokens} tokens is computed, a token of {options.clients} other"
         f" clients takes {samples.token_ratio:.2f} times the quiet time and one chunk (p95), and the prompt"
         f" {samples.prompt_ratio:.2f} times its quiet time.",
-        command=f"python -m bench.long_prompt --clients {options.clients} --prompt-tokens {options.prompt_tokens}"
-        f" --chunk {options.chunk} --hops {options.hops} --tokens {options.tokens} --rounds {options.rounds}"
+        command=f"python -m bench.long_prompt{model_option(options.model)} --clients {options.clients}"
+        f" --prompt-tokens {options.prompt_tokens} --chunk {options.chunk} --hops {options.hops}"
+        f" --tokens {options.tokens} --rounds {options.rounds}"
         f" --threads {options.threads} --record",
         commit=this_commit(),
         artifact_id=manifest.artifact_id,
@@ -226,7 +228,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tokens", type=int, default=48, help="tokens that a client decodes in quiet (default: %(default)s)")
     add("--rounds", type=int, default=2, help="default: %(default)s")
     add("--threads", type=int, default=1, help="threads of each engine (default: %(default)s)")
-    add("--record", action="store_true", help="write evidence/long-prompt.json")
+    add("--record", action="store_true", help="write evidence/long-prompt.json, of a bench slice long-prompt-glm.json")
     return parser
 
 

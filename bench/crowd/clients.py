@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from swarm.client import LastingSession, StepRequest, SwarmClient, WantedRow
-from swarm.client.trace import StepTrace
+from swarm.client.trace import HopTrace, StepTrace
 from swarm.protocol import pb
 
 
@@ -76,6 +76,11 @@ class Crowd:
         began = time.perf_counter()
         await asyncio.gather(*(client.decode() for client in self.clients))
         return time.perf_counter() - began
+
+    @property
+    def hops(self) -> list[HopTrace]:
+        """Of all steps behind the prompts."""
+        return [hop for client in self.clients for trace in client.traces for hop in trace.hops]
 
     @property
     def token_seconds(self) -> list[list[float]]:
