@@ -43,7 +43,8 @@ def test_many_clients(llama_untied_path: Path, written: list[Record], capsys: py
         assert record.summary[f"{name}_ratio_to_same_calls_in_process"] > 0
         assert record.summary[f"{name}_processor_ratio_to_same_calls_in_process"] > 0
         assert 1 <= record.summary[f"{name}_rows_per_call"] <= clients
-        assert record.summary[f"{name}_engine_call_p50_ms"] > record.summary[f"{name}_between_engine_calls_p50_ms"] > 0
+        assert record.summary[f"{name}_engine_call_p50_ms"] > 0
+        assert record.summary[f"{name}_between_engine_calls_p50_ms"] > 0
         assert len(record.samples[f"{name}_{clients - 1}_token_seconds"]) == 4
     assert many_clients.parser().parse_args(shlex.split(record.command)[3:]).clients == (1, 3)
     assert "rows a call" in capsys.readouterr().out
