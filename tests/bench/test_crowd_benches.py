@@ -73,6 +73,16 @@ def test_pipelining(
     assert "two clients:" in capsys.readouterr().out
 
 
+def test_a_token_is_compared_with_the_chunk_that_it_met() -> None:
+    answered, chunks = [10.0, 20.0, 40.0], [8.0, 9.0, 19.0]
+    assert long_prompt.beyond_a_chunk([1.0, 15.0, 20.0, 41.0], [10.0, 9.5, 30.0, 1.0], answered, chunks) == [
+        2.0,
+        0.5,
+        11.0,
+        -18.0,
+    ]
+
+
 def test_records_of_layers_of_real_size_have_names_of_their_own() -> None:
     small, real = Path("SmolLM2.gguf"), Path(f"somewhere/{slice_name(2)}.gguf")
     assert (record_id("pipelining", small), model_option(small)) == ("pipelining", "")
