@@ -3,7 +3,8 @@
 A round goes through all numbers of clients; at each the swarm, the replay of its calls and the unsplit model take
 turns, so that noise of the machine meets all alike. The unsplit model decodes all clients' rows in each call, with as
 many threads as all nodes have, or the machine has cores. Processor time is compared, too: it hardly depends on who else
-uses the machine.
+uses the machine. Between two calls of an engine, when the second waits already, it stands still for what the nodes tell
+as "ipc": the reply is written, the next request read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import psutil
 
 from bench.crowd import Replay, calls_of, crowd, log_path, processor
+from bench.crowd.naming import model_option, record_id
 from bench.record import Record, percentile, this_commit, this_machine
 from shim.engine import Engine
 from shim.types import ContextSpec, EngineConfig, StepBatch, SummarySpec
@@ -49,6 +51,8 @@ class Taken:
     token_seconds: list[list[float]] = field(default_factory=list)  # by client, over all rounds
     processor: dict[str, list[float]] = field(default_factory=dict)  # seconds by part of the swarm, by round
     replay_processor: list[float] = field(default_factory=list)
+    call_us: list[int] = field(default_factory=list)  # of the engine calls of decode steps, once for each of its rows
+    beside_us: list[int] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
@@ -120,6 +124,8 @@ class Bench:
             tokens = dict(zip([client.id for client in clients.clients], scripts, strict=True))
             for number, gaps in enumerate(clients.token_seconds):
                 into.token_seconds[number] += gaps
+            into.call_us += [hop.compute_us for hop in clients.hops]
+            into.beside_us += [hop.ipc_us for hop in clients.hops]
         calls = [calls_of(path, frozenset(tokens)) for path in self.logs]
         into.batch_rows.append(statistics.mean(call.rows for log in calls for call in log if not call.tiled))
         replayed = await asyncio.to_thread(self.replay.run, calls, tokens)  # the peer stays awake meanwhile
@@ -194,6 +200,8 @@ def record_of(options: argparse.Namespace, results: Results) -> Record:
             summary[f"{name}_processor_ms_per_token_{part}"] = 1e3 * statistics.median(spent) / tokens
         replayed = statistics.median(taken.replay_processor)
         summary[f"{name}_processor_ms_per_token_in_process"] = 1e3 * replayed / tokens
+        summary[f"{name}_engine_call_p50_ms"] = statistics.median(taken.call_us) / 1e3
+        summary[f"{name}_between_engine_calls_p50_ms"] = statistics.median(taken.beside_us) / 1e3
         for share, label in ((0.5, "p50"), (0.95, "p95")):
             worst = max(percentile(seconds, share) for seconds in taken.token_seconds)
             summary[f"{name}_inter_token_{label}_ms_worst_client"] = 1e3 * worst
@@ -204,12 +212,12 @@ def record_of(options: argparse.Namespace, results: Results) -> Record:
     ratio = summary[f"{goal}_clients_ratio_to_same_calls_in_process"]
     counts = ",".join(map(str, options.clients))
     return Record(
-        id="many-clients",
+        id=record_id("many-clients", options.model),
         claim=f"{goal} clients over {options.hops} local nodes decode at {ratio:.2f} of the speed of the same engines "
         "driven in process with the same calls.",
-        command=f"python -m bench.many_clients --clients {counts} --hops {options.hops} --tokens {options.tokens}"
-        f" --prompt-tokens {options.prompt_tokens} --rounds {options.rounds} --threads {options.threads}"
-        f" --peers {options.peers} --record",
+        command=f"python -m bench.many_clients{model_option(options.model)} --clients {counts} --hops {options.hops}"
+        f" --tokens {options.tokens} --prompt-tokens {options.prompt_tokens} --rounds {options.rounds}"
+        f" --threads {options.threads} --peers {options.peers} --record",
         commit=this_commit(),
         artifact_id=results.manifest.artifact_id,
         engine_build=results.engine_build,
@@ -235,7 +243,7 @@ def report(record: Record) -> str:
     value = record.summary
     lines = [
         f"{'clients':>7}{'tokens/s':>10}{'of the same calls':>19}{'rows a call':>13}{'token p50, ms':>15}{'p95':>7}"
-        f"{'unsplit, one batch: tokens/s':>30}"
+        f"{'engine call, and between':>26}{'unsplit, one batch: tokens/s':>30}"
     ]
     for clients in _numbers(record):
         name = f"{clients}_clients"
@@ -244,6 +252,7 @@ def report(record: Record) -> str:
             f"{value[f'{name}_ratio_to_same_calls_in_process']:19.3f}{value[f'{name}_rows_per_call']:13.2f}"
             f"{value[f'{name}_inter_token_p50_ms_worst_client']:15.1f}"
             f"{value[f'{name}_inter_token_p95_ms_worst_client']:7.1f}"
+            f"{value[f'{name}_engine_call_p50_ms']:17.2f}, {value[f'{name}_between_engine_calls_p50_ms']:4.2f} ms"
             f"{value[f'{name}_unsplit_batch_tokens_per_second']:30.1f}"
         )
     lines += ["", "processor time, ms a token", f"{'clients':>7}{'in process':>12}{'share of the swarm':>20}"]
@@ -276,7 +285,9 @@ def parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=3, help="rounds that count (default: %(default)s)")
     add("--threads", type=int, default=1, help="threads of each engine (default: %(default)s)")
     add("--peers", type=int, default=1, help="peers that the clients are of (default: %(default)s)")
-    add("--record", action="store_true", help="write evidence/many-clients.json")
+    add(
+        "--record", action="store_true", help="write evidence/many-clients.json, of a bench slice many-clients-glm.json"
+    )
     return parser
 
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from swarm.client import LastingSession, StepRequest, SwarmClient, WantedRow
-from swarm.client.trace import StepTrace
+from swarm.client.trace import HopTrace, StepTrace
 from swarm.protocol import pb
 
 
@@ -21,6 +21,8 @@ class Client:
     tokens: Sequence[int]
     n_prompt: int
     token_seconds: list[float] = field(default_factory=list)  # from one answer to the next
+    token_starts: list[float] = field(default_factory=list)  # when each of them began, by time.perf_counter()
+    chunk_ends: list[float] = field(default_factory=list)  # when each chunk of the prompt was answered
     traces: list[StepTrace] = field(default_factory=list)
 
     @property
@@ -35,11 +37,16 @@ class Client:
         traces = []
         for start in starts:
             if len(in_flight) >= window:
-                traces.append((await self.session.answer(in_flight.pop(0))).trace)
+                traces.append(await self._chunk(in_flight.pop(0)))
             chunk = self.tokens[start : min(start + size, self.n_prompt)]
             row = WantedRow() if start == starts[-1] else None
             in_flight.append(await self.session.send(StepRequest(start, chunk, pb.PREFILL, row)))
-        return traces + [(await self.session.answer(number)).trace for number in in_flight]
+        return traces + [await self._chunk(number) for number in in_flight]
+
+    async def _chunk(self, number: int) -> StepTrace:
+        trace = (await self.session.answer(number)).trace
+        self.chunk_ends.append(time.perf_counter())
+        return trace
 
     async def decode(self) -> None:
         """All tokens behind the prompt."""
@@ -54,6 +61,7 @@ class Client:
             step = StepRequest(position, self.tokens[position : position + 1], pb.DECODE, WantedRow())
             self.traces.append((await self.session.step(step)).trace)
             now = time.perf_counter()
+            self.token_starts.append(before)
             self.token_seconds.append(now - before)
             before = now
 
@@ -76,6 +84,11 @@ class Crowd:
         began = time.perf_counter()
         await asyncio.gather(*(client.decode() for client in self.clients))
         return time.perf_counter() - began
+
+    @property
+    def hops(self) -> list[HopTrace]:
+        """Of all steps behind the prompts."""
+        return [hop for client in self.clients for trace in client.traces for hop in trace.hops]
 
     @property
     def token_seconds(self) -> list[list[float]]:

@@ -10,6 +10,8 @@ import pytest
 
 from bench import long_prompt, many_clients, pipelining
 from bench.crowd import Call, Part
+from bench.crowd.naming import model_option, record_id
+from bench.glm_slice import slice_name
 from bench.record import Record
 
 
@@ -41,6 +43,8 @@ def test_many_clients(llama_untied_path: Path, written: list[Record], capsys: py
         assert record.summary[f"{name}_ratio_to_same_calls_in_process"] > 0
         assert record.summary[f"{name}_processor_ratio_to_same_calls_in_process"] > 0
         assert 1 <= record.summary[f"{name}_rows_per_call"] <= clients
+        assert record.summary[f"{name}_engine_call_p50_ms"] > 0
+        assert record.summary[f"{name}_between_engine_calls_p50_ms"] > 0
         assert len(record.samples[f"{name}_{clients - 1}_token_seconds"]) == 4
     assert many_clients.parser().parse_args(shlex.split(record.command)[3:]).clients == (1, 3)
     assert "rows a call" in capsys.readouterr().out
@@ -64,9 +68,26 @@ def test_pipelining(
     record = recorded(pipelining.main, llama_untied_path, options, written)
     assert record.summary["prefill_ratio"] > 0
     assert record.summary["two_clients_ratio"] > 0
-    assert record.summary["two_cores_prefill_ratio"] > 0
+    assert record.summary["in_process_prefill_ratio"] > 0
     assert ("--links 1" in record.command) == bool(links)
     assert "two clients:" in capsys.readouterr().out
+
+
+def test_a_token_is_compared_with_the_chunk_that_it_met() -> None:
+    answered, chunks = [10.0, 20.0, 40.0], [8.0, 9.0, 19.0]
+    assert long_prompt.beyond_a_chunk([1.0, 15.0, 20.0, 41.0], [10.0, 9.5, 30.0, 1.0], answered, chunks) == [
+        2.0,
+        0.5,
+        11.0,
+        -18.0,
+    ]
+
+
+def test_records_of_layers_of_real_size_have_names_of_their_own() -> None:
+    small, real = Path("SmolLM2.gguf"), Path(f"somewhere/{slice_name(2)}.gguf")
+    assert (record_id("pipelining", small), model_option(small)) == ("pipelining", "")
+    assert record_id("pipelining", real) == "pipelining-glm"
+    assert model_option(real) == " --model glm-5.2-bench-slice-2a.gguf"
 
 
 def test_a_call_is_read_as_it_was_written() -> None:
