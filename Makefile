@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-glm test test-slow lint format bench proto wheel clean
+.PHONY: help demo demo-glm test test-slow lint format bench proto wheel install-size clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -62,6 +62,9 @@ proto: $(STAMP) ## regenerate swarm_pb2 from the schema
 
 wheel: $(STAMP) ## dist/*.whl with the engine inside
 	$(BIN)/python -m build
+
+install-size: $(STAMP) ## what an installation from the wheel downloads, takes and lasts
+	$(BIN)/python -m bench.install $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 clean: ## remove what this checkout made (caches in the home directory stay)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -42,7 +42,7 @@ class ListenAddress:
 def parse_peer_address(text: str) -> PeerAddress:
     """Raises BadAddress unless ``text`` names a host, a port and a peer id."""
     transport, mark, peer_id = text.strip().rpartition("/p2p/")
-    if not mark or not is_peer_id(peer_id) or not _is_dialable(transport):
+    if not mark or not is_peer_id(peer_id) or not is_dialable(transport):
         raise BadAddress(f"{_shown(text)} is not the address of a peer; use {PEER_FORM}")
     return PeerAddress(transport, peer_id)
 
@@ -70,7 +70,7 @@ def transport_of(text: str, peer_id: str) -> str | None:
     transport, mark, named = text.strip().rpartition("/p2p/")
     if not mark:
         transport, named = text.strip(), peer_id
-    return transport if named == peer_id and _is_dialable(transport) else None
+    return transport if named == peer_id and is_dialable(transport) else None
 
 
 def announceable(addresses: Sequence[str]) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def _ip_of(address: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def _is_dialable(transport: str) -> bool:
+def is_dialable(transport: str) -> bool:
     """``/ip4|ip6|dns.../HOST/tcp|udp/PORT`` and, after it, whatever libp2p makes of it (quic-v1, a relay)."""
     match = re.match(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/(?:tcp|udp)/(\d{1,5})(?:/[A-Za-z0-9._~-]+)*\Z", transport)
     if match is None or len(transport) > MAX_CHARS or not 1 <= int(match[3]) <= 65535:

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # command lines name a KV type, and answer --help before numpy would be there
+    import numpy as np
+    import numpy.typing as npt
 
-Ints: TypeAlias = npt.NDArray[np.int32]
-Floats: TypeAlias = npt.NDArray[np.float32]
-Flags: TypeAlias = npt.NDArray[np.uint8]
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-KvData: TypeAlias = npt.NDArray[Any] | bytes | bytearray | memoryview  # contiguous
+Ints: TypeAlias = "npt.NDArray[np.int32]"
+Floats: TypeAlias = "npt.NDArray[np.float32]"
+Flags: TypeAlias = "npt.NDArray[np.uint8]"
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+KvData: TypeAlias = "npt.NDArray[Any] | bytes | bytearray | memoryview"  # contiguous
 
 
 MAX_SLOT_TOKENS = 131_072  # llama.cpp's flash attention gives NaN beyond

@@ -257,8 +257,9 @@ class _Prices:
         """One way."""
         if CLIENT in (sender, receiver):
             return self._request.client_rtt_seconds.get(sender or receiver, DEFAULT_RTT_SECONDS) / 2
-        both = (self._links.get((sender, receiver)), self._links.get((receiver, sender)))
-        return next((seconds for seconds in both if seconds is not None), DEFAULT_RTT_SECONDS) / 2
+        told = (self._links.get((sender, receiver)), self._links.get((receiver, sender)))
+        # the longer one: a peer that wants more steps than it deserves would claim to be near everybody
+        return max((seconds for seconds in told if seconds is not None), default=DEFAULT_RTT_SECONDS) / 2
 
     def tie(self, peer_id: str) -> float:
         return self._shares[peer_id]

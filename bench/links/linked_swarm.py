@@ -137,7 +137,7 @@ class LinkedSwarm:
         )
         announced = "/ip4/{}/tcp/{}".format(*made.address)
         arguments = ["--model", str(self._model), "--layers", "{}:{}".format(*span), "--listen", "127.0.0.1:0"]
-        arguments += ["--announce", announced, "--identity", str(key)]
+        arguments += ["--announce-maddrs", announced, "--identity", str(key)]
         arguments += ["--initial-peers", self.address] if self.nodes else ["--new-swarm"]
         arguments += [*self._options, *options]
         with postponed_signals():

@@ -58,6 +58,12 @@ KNOWN = {
 NAMES = (*PINNED, *KNOWN)
 
 
+def name_of(artifact_id: str) -> str | None:
+    """The name by which everybody can choose that artifact."""
+    named: list[PinnedModel | KnownFile] = [*PINNED.values(), *KNOWN.values()]
+    return next((each.name for each in named if each.artifact_id == artifact_id), None)
+
+
 @dataclass(frozen=True)
 class LocalModel:
     """``path`` is a GGUF; of a split set, any of its files. ``name`` is the catalog's, for a model chosen by it."""
@@ -105,6 +111,13 @@ def pinned_of(first: GgufFile, n_files: int) -> PinnedModel | None:
     """The pinned model that a set of files is, whatever their names, by the first one's header."""
     candidates = (pinned for pinned in PINNED.values() if pinned.n_files == n_files)
     return next((pinned for pinned in candidates if is_copy(first, pinned.manifest)), None)
+
+
+def digests_of(artifact_id: ArtifactId) -> Mapping[str, str] | None:
+    """Digests of all tensors, by name, where this program has a list of them."""
+    named: tuple[PinnedModel | KnownFile, ...] = (*PINNED.values(), *KNOWN.values())
+    found = next((model for model in named if model.artifact_id == artifact_id), None)
+    return None if found is None else found.digests
 
 
 def _unread_remarked(copy: LocalCopy) -> LocalCopy:

@@ -54,13 +54,17 @@ def file_digests(paths: Sequence[Path], progress: Progress | None = None) -> tup
     return tuple(digest or compute_digest(path, read) for path, digest in zip(paths, known, strict=True))
 
 
-def compute_digest(path: Path, on_bytes: Callable[[int], None]) -> str:
-    """Reads the file whole and keeps its SHA-256. ``on_bytes`` hears of every block; what it raises passes."""
+def compute_digest(
+    path: Path, on_bytes: Callable[[int], None], on_block: Callable[[bytes], None] = lambda _block: None
+) -> str:
+    """Reads the file whole and keeps its SHA-256. ``on_bytes`` hears of every block, and ``on_block`` has them; what
+    they raise passes."""
     digest = hashlib.sha256()
     with _open(path) as stream:
         before = os.fstat(stream.fileno())
         for block in _blocks(stream, before.st_size, path):
             digest.update(block)
+            on_block(block)
             on_bytes(len(block))
         after = os.fstat(stream.fileno())
     if _state(before) != _state(after):
@@ -132,17 +136,18 @@ def _status(path: Path) -> os.stat_result:
 def known_digest(path: Path) -> str | None:
     """The kept SHA-256 of a file that has not changed since."""
     state = _state(_status(path))
-    for place in _places(path):
+    for place in note_places(path, SUFFIX, ".json"):
         kept = _read(place)
         if kept is not None and (kept.size, kept.mtime_ns, kept.ctime_ns, kept.inode) == state:
             return kept.sha256
     return None
 
 
-def _places(path: Path) -> tuple[Path, Path]:
+def note_places(path: Path, suffix: str, cache_suffix: str) -> tuple[Path, Path]:
     """Beside the file, and for folders that can't be written, in the user's cache under the file's path."""
     key = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
-    return path.with_name(path.name + SUFFIX), platformdirs.user_cache_path("glm-swarm") / "digests" / f"{key}.json"
+    cache = platformdirs.user_cache_path("glm-swarm") / "digests"
+    return path.with_name(path.name + suffix), cache / (key + cache_suffix)
 
 
 def _read(place: Path) -> _Kept | None:
@@ -155,10 +160,15 @@ def _read(place: Path) -> _Kept | None:
 
 
 def _keep(path: Path, kept: _Kept) -> None:
-    for place in _places(path):
+    keep_note(note_places(path, SUFFIX, ".json"), json.dumps(asdict(kept)).encode())
+
+
+def keep_note(places: Sequence[Path], data: bytes) -> None:
+    """In the first of the places that can be written; nowhere when none can."""
+    for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(place, json.dumps(asdict(kept)).encode())
+            replace_file(place, data)
         except OSError:
-            continue  # a folder that can't be written: the next place
+            continue
         return

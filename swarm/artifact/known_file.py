@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarm.artifact.local_path import exists
 from swarm.artifact.manifest import Manifest
-from swarm.artifact.pinned_model import pinned_manifest
+from swarm.artifact.pinned_model import pinned_digests, pinned_manifest
 from swarm.errors import NotAModel
 from swarm.ids import ArtifactId
 
@@ -34,6 +34,11 @@ class KnownFile:
     @cached_property
     def manifest(self) -> Manifest:
         return pinned_manifest(self.name, self.artifact_id).with_file_names(self.file_names)
+
+    @cached_property
+    def digests(self) -> Mapping[str, str] | None:
+        """Of all tensors, by name."""
+        return pinned_digests(self.name, self.manifest)
 
     def any_in(self, folder: Path) -> bool:
         return exists(folder / self.file_name)

@@ -125,12 +125,12 @@ def _is_known(manifest: Manifest, index: int, path: Path) -> bool:
     return digest is not None
 
 
-def check_digest(path: Path, digest: str, expected: str) -> None:
-    """Raises ``ArtifactMismatch``."""
+def check_digest(path: Path, digest: str, expected: str, where: str = "") -> None:
+    """Raises ``ArtifactMismatch``, which says ``where`` the damage is if that is known."""
     if digest != expected:
         raise ArtifactMismatch(
-            f"{path}: damaged: its SHA-256 is {digest[:12]}… and not {expected[:12]}…, though size and header are "
-            f"right; {_AGAIN}"
+            f"{path}: damaged{where}: its SHA-256 is {digest[:12]}… and not {expected[:12]}…, though size and header "
+            f"are right; {_AGAIN}"
         )
 
 

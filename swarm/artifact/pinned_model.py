@@ -9,11 +9,12 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
+from swarm.artifact.digest_list import SUFFIX, DigestList
 from swarm.artifact.gguf_set import shard_name
 from swarm.artifact.local_path import exists, is_folder, user_path
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import format_bytes
-from swarm.errors import ArtifactMismatch, NotAModel
+from swarm.errors import ArtifactError, ArtifactMismatch, NotAModel
 from swarm.ids import ArtifactId
 
 FOLDER = Path(__file__).parent / "pinned"
@@ -26,6 +27,22 @@ def pinned_manifest(name: str, artifact_id: ArtifactId) -> Manifest:
     if sha256(document).hexdigest() != artifact_id:
         raise ArtifactMismatch(f"the manifest of {name} in this installation is damaged; install it again")
     return Manifest.from_json(document, name=name)
+
+
+def pinned_digests(name: str, manifest: Manifest) -> Mapping[str, str] | None:
+    """Digests of all tensors, by name; None without a list in the package. Raises ``ArtifactMismatch`` when there is
+    one, but not of this artifact."""
+    path = FOLDER / f"{name}{SUFFIX}"
+    if not path.is_file():
+        return None
+    try:
+        digests = DigestList.from_json(path.read_bytes())
+        digests.check_covers(manifest.artifact_id, (tensor.name for tensor in manifest.tensors))
+    except ArtifactError as error:
+        raise ArtifactMismatch(
+            f"the digest list of {name} in this installation is damaged; install it again"
+        ) from error
+    return digests.tensors
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,11 @@ class PinnedModel:
     def manifest(self) -> Manifest:
         """As pinned. Raises ``ArtifactMismatch`` when the file in the package is not the pinned one."""
         return pinned_manifest(self.name, self.artifact_id).with_file_names(self.file_names)
+
+    @cached_property
+    def digests(self) -> Mapping[str, str] | None:
+        """Of all tensors, by name; None for a model that nobody has sealed."""
+        return pinned_digests(self.name, self.manifest)
 
     def configured_folder(self, environment: Mapping[str, str] = os.environ) -> Path | None:
         """What the environment names."""

@@ -23,12 +23,12 @@ class Reading(Protocol):
 
 
 @contextmanager
-def reading(total_bytes: int) -> Iterator[Reading]:
+def reading(total_bytes: int, verb: str = "reading") -> Iterator[Reading]:
     """Shows progress on stderr while used."""
     if not sys.stderr.isatty() or not total_bytes:
-        yield _Lines(total_bytes)
+        yield _Lines(total_bytes, verb)
         return
-    with _bar(total_bytes) as bar:
+    with _bar(total_bytes, verb) as bar:
         yield bar
 
 
@@ -51,8 +51,9 @@ def hashing(name: str) -> Iterator[Progress]:
 
 
 class _Lines:
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(self, total_bytes: int, verb: str) -> None:
         self._total_bytes = total_bytes
+        self._verb = verb
         self._done_bytes = 0
         self._label = ""
         self._start = self._shown = time.monotonic()
@@ -71,13 +72,13 @@ class _Lines:
         rate = self._done_bytes / seconds
         left = (self._total_bytes - self._done_bytes) / rate
         return (
-            f"reading {self._label}: {format_bytes(self._done_bytes)} of {format_bytes(self._total_bytes)}, "
+            f"{self._verb} {self._label}: {format_bytes(self._done_bytes)} of {format_bytes(self._total_bytes)}, "
             f"{format_bytes(int(rate))}/s, {duration(left)} left"
         )
 
 
 @contextmanager
-def _bar(total_bytes: int) -> Iterator[Reading]:
+def _bar(total_bytes: int, verb: str) -> Iterator[Reading]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
@@ -92,7 +93,7 @@ def _bar(total_bytes: int) -> Iterator[Reading]:
     # lines on stdout are printed above the bar where both are on one terminal
     console, together = Console(stderr=True), sys.stdout.isatty()
     with Bars(*columns, console=console, transient=True, redirect_stdout=together) as progress:
-        task = progress.add_task("reading", total=total_bytes, rate="")
+        task = progress.add_task(verb, total=total_bytes, rate="")
 
         class Bar:
             def file(self, label: str) -> None:

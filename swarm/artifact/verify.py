@@ -1,23 +1,20 @@
-"""Checks a local copy against a manifest: which manifest, which files, and then every byte of them."""
+"""Which files are to be checked, and what they should be."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from swarm.artifact.catalog import KNOWN, NAMES, PINNED
-from swarm.artifact.digest import compute_digest, file_size, known_digest
 from swarm.artifact.gguf_file import read_header
 from swarm.artifact.gguf_set import set_names
 from swarm.artifact.known_file import KnownFile
-from swarm.artifact.local_copy import LocalCopy, check_digest, is_copy
+from swarm.artifact.local_copy import is_copy
 from swarm.artifact.local_path import is_folder, user_path
 from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, MAX_NAME, Manifest
 from swarm.artifact.pinned_model import PinnedModel
-from swarm.artifact.progress import Reading
 from swarm.artifact.small_file import read_small
 from swarm.errors import ArtifactError, ArtifactMismatch, UsageError
 
@@ -42,15 +39,6 @@ class Target:
         return tuple(sorted(path.name for path in self.folder.glob("*.gguf") if path.name not in own))
 
 
-@dataclass(frozen=True)
-class FileResult:
-    """A file with the right bytes. ``known`` when an earlier run has read them."""
-
-    index: int
-    path: Path
-    known: bool
-
-
 def find_target(what: str, model: str | None = None, manifest: Path | None = None) -> Target:
     """What ``swarm-artifact verify WHAT`` is about: a name, a folder or a file. Raises ``UsageError`` when it can't be
     told which model that should be, and ``NotAModel`` for files that are missing."""
@@ -63,22 +51,6 @@ def find_target(what: str, model: str | None = None, manifest: Path | None = Non
     given = None if manifest is None else read_manifest(manifest)
     path = user_path(what)
     return _in_folder(path, named, given) if is_folder(path) else _of_file(path, named, given)
-
-
-def verify(copy: LocalCopy, reading: Reading, *, again: bool = False) -> Iterator[FileResult]:
-    """Reads the files one by one, those with a kept digest only ``again``. Each digest is kept at once, so a later run
-    goes on where this one ended. Raises ``ArtifactMismatch`` at the first file with wrong bytes."""
-    for index, (path, entry) in enumerate(zip(copy.paths, copy.manifest.files, strict=True)):
-        digest = None if again else known_digest(path)
-        known = digest is not None
-        reading.file(f"file {index + 1} of {len(copy.paths)}")
-        check_digest(path, digest or compute_digest(path, reading.bytes), entry.sha256)
-        yield FileResult(index, path, known)
-
-
-def bytes_to_read(copy: LocalCopy, *, again: bool = False) -> int:
-    paths = copy.paths if again else tuple(path for path in copy.paths if known_digest(path) is None)
-    return sum(file_size(path) for path in paths)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from swarm.chat.settings import PEERS_VARIABLE, config_path, initial_peers
+from swarm.chat.settings import PEERS_VARIABLE, initial_peers
+from swarm.config_file import config_path
 from swarm.errors import UsageError
 
 if TYPE_CHECKING:

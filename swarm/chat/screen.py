@@ -9,6 +9,7 @@ import sys
 from swarm.chat.options import PROG, ChatOptions
 from swarm.chat.show import (
     as_json,
+    cut_line,
     dimmed,
     names_of,
     printable,
@@ -20,6 +21,7 @@ from swarm.chat.show import (
 )
 from swarm.client.artifact import ClientArtifact
 from swarm.client.generate import Generation
+from swarm.client.progress import StopReason
 from swarm.client.reply import Thinking
 from swarm.errors import SwarmError
 
@@ -72,6 +74,8 @@ class Screen:
             self._write("\n")
         if generation.progress.reply.thinking_unfinished:
             self.say(f"{PROG}: {unfinished_line(generation)}")
+        elif generation.progress.stop_reason is StopReason.CONTEXT_FULL:
+            self.say(f"{PROG}: {cut_line(generation)}")
         if self._show_route:
             self.say(speed_line(generation))
         if self._options.trace:

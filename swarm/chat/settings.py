@@ -3,21 +3,15 @@ config folder, which ``swarm-node`` reads as well."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import platformdirs
-
 from dht.addresses import parse_peers
 from dht.errors import BadAddress
+from swarm.config_file import read_config
 from swarm.errors import UsageError
 
 PEERS_VARIABLE = "SWARM_PEERS"
-
-
-def config_path() -> Path:
-    return Path(platformdirs.user_config_dir("glm-swarm")) / "config.toml"
 
 
 def initial_peers(given: Sequence[str], environment: Mapping[str, str], path: Path) -> tuple[str, ...]:
@@ -29,12 +23,7 @@ def initial_peers(given: Sequence[str], environment: Mapping[str, str], path: Pa
 
 
 def _configured(path: Path) -> str:
-    try:
-        peers = tomllib.loads(path.read_text("utf-8")).get("initial_peers", [])
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} can't be read: {error}; correct or remove the file") from error
+    peers = read_config(path).get("initial_peers", [])
     if not isinstance(peers, list) or not all(isinstance(peer, str) for peer in peers):
         raise UsageError(f"{path}: initial_peers must be a list of texts; correct the file")
     return " ".join(peers)

@@ -51,6 +51,12 @@ def unfinished_line(generation: Generation) -> str:
     return f"the answer was ended by {reason} while the model was still thinking; {advice}"
 
 
+def cut_line(generation: Generation) -> str:
+    """Why the answer ends in the middle: nothing is left of the context."""
+    used = f"prompt and answer have filled the context of {generation.context_tokens} tokens"
+    return f"the answer is cut off: {used}; begin with less (/clear) or ask for more (--context-tokens, nodes: --slots)"
+
+
 def as_json(generation: Generation, artifact: ClientArtifact) -> str:
     progress = generation.progress
     return json.dumps(

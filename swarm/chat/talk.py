@@ -19,7 +19,7 @@ from swarm.client.client import SwarmClient
 from swarm.client.config import ClientConfig, Timeouts
 from swarm.client.generate import Generation, GenerationOptions
 from swarm.client.sampler import SamplingParams
-from swarm.errors import SwarmError
+from swarm.errors import ContextExceeded, SwarmError, UsageError
 
 Messages = list[dict[str, Any]]
 
@@ -38,6 +38,8 @@ async def one_shot(options: ChatOptions, prompt: str) -> int:
     screen = Screen(options)
     async with _joined(options, screen) as client:
         artifact = await client.artifact(options.model)
+        if options.effort is not None and not options.raw and not _thinks(artifact):
+            screen.say(f"{PROG}: {_no_effort(artifact)}")
         generation = await _ask(client, artifact, options, _first_messages(options, prompt), prompt)
         async with generation:
             await screen.answer(generation)
@@ -55,6 +57,8 @@ async def converse(options: ChatOptions) -> int:
     async with _joined(options, screen, keep_sessions=1) as client:
         artifact = await client.artifact(options.model)
         screen.say(f"{artifact.name}, {artifact.manifest.n_layers} layers; /help lists the commands")
+        if options.effort is not None and not _thinks(artifact):
+            screen.say(_no_effort(artifact))
         conversation = Conversation(client, artifact, options, screen)
         while (line := await keyboard.read()) is not None:
             if line.startswith("/"):
@@ -107,6 +111,8 @@ class Conversation:
             if not answering.cancelled():
                 raise
             self._screen.say("\nstopped")
+        except ContextExceeded as error:
+            self._screen.say(f"\n{error}, or forget the conversation (/clear)")
         except SwarmError as error:
             self._screen.say(f"\n{error}")
         finally:
@@ -126,7 +132,9 @@ class Conversation:
         self._screen.close(generation, self._artifact)
 
     def _set_effort(self, given: list[str]) -> None:
-        if len(given) == 1 and given[0] in EFFORTS:
+        if not _thinks(self._artifact):
+            self._screen.say(_no_effort(self._artifact))
+        elif len(given) == 1 and given[0] in EFFORTS:
             self._options = replace(self._options, effort=given[0])
             self._screen.say(f"effort {given[0]} from the next turn on")
         else:
@@ -176,8 +184,24 @@ async def _ask(
     )
 
 
+def _thinks(artifact: ClientArtifact) -> bool:
+    return artifact.reply_format.thinking
+
+
+def _no_effort(artifact: ClientArtifact) -> str:
+    return f"{artifact.name} answers without thinking; an effort changes nothing"
+
+
 def _sampling(recommended: SamplingParams, given: SamplingOptions) -> SamplingParams:
-    params = recommended
+    """Raises ``UsageError``, in the words of the command line."""
+    try:
+        return _changed(recommended, given)
+    except UsageError as error:
+        name, _, wrong = str(error).partition(" is ")
+        raise UsageError(f"--{name.replace('_', '-')} {wrong}") from error
+
+
+def _changed(params: SamplingParams, given: SamplingOptions) -> SamplingParams:
     if given.temperature is not None:
         params = replace(params, temperature=given.temperature)
     if given.top_k is not None:

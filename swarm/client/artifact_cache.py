@@ -182,8 +182,10 @@ class _Fetch:
                     continue  # the beginning may be another peer's: ask this one for all of it
                 raise ProtocolError(f"peer {source.peer_id} sent wrong bytes", source.peer_id)
             except PeerFailed as error:
-                logger.warning("metadata of %s: %s; the next peer is asked", self._artifact_id[:12], error)
-                self._failures.append(str(error))
+                # what a peer says of itself is told when nobody else has it
+                level = logging.INFO if error.code else logging.WARNING
+                logger.log(level, "metadata of %s: %s; the next peer is asked", self._artifact_id[:12], error)
+                self._failures.append(str(error).partition("; ")[0])
                 self._sources.pop(0)
         raise PeerFailed(self._story())
 
@@ -202,9 +204,9 @@ class _Fetch:
             raise PeerFailed(f"peer {source.peer_id} sent {part.size} of {total} bytes", source.peer_id)
 
     def _story(self) -> str:
-        tried = "; ".join(self._failures) or "no peer offers it"
+        tried = ", ".join(self._failures) or "no peer offers it"
         return (
-            f"the tokenizer of artifact {self._artifact_id[:12]}… could not be fetched ({tried}): "
+            f"the tokenizer of artifact {self._artifact_id[:12]}… could not be fetched ({tried}); "
             "try again, or join through another peer with --initial-peers"
         )
 

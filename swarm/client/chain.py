@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -225,13 +225,17 @@ class ChainSession:
     async def step(self, request: StepRequest) -> StepAnswer:
         return await self.answer(await self.send(request))
 
-    async def fetch_row(self, position: int) -> npt.NDArray[np.float32]:
-        """The whole logits row of the last wanted ``position``; the exit keeps it until its next step."""
+    async def fetch_row(
+        self, position: int, on_refused: Callable[[NodeFull], None] = lambda _: None
+    ) -> npt.NDArray[np.float32]:
+        """The whole logits row of the last wanted ``position``; the exit keeps it until its next step. When that gives
+        no more for a while, ``on_refused`` is told and it is asked again."""
         self._check()
         exit_hop = self._hops[-1]
         try:
             async with asyncio.timeout(self.timeouts.step_seconds):
                 while isinstance(outcome := await self._ask_row(position), NodeFull):
+                    on_refused(outcome)
                     await self._wait_or_fail(outcome.retry_after_seconds)
         except TimeoutError:
             error = peer_failed(exit_hop.place, "did not send the logits row asked for")

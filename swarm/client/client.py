@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from dht.errors import BadAddress, ClockSkewed, DhtError
 from dht.record import NodeState, SpanRecord
+from swarm.artifact.catalog import name_of
 from swarm.client.artifact_cache import ArtifactCache, Source
 from swarm.client.blame import Avoided
 from swarm.client.config import ClientConfig
@@ -285,7 +287,7 @@ class SwarmClient:
             legal_cuts=manifest.cuts,
             artifact_id=manifest.artifact_id,
             context_tokens=1,
-            hint=JoinHint("PATH", self._initial_peers),
+            hint=JoinHint(name_of(manifest.artifact_id) or "PATH", self._initial_peers),
         )
         return Swarm(self._network, lambda: self._look.snapshot.records, look, request)
 
@@ -311,7 +313,7 @@ class SwarmClient:
     ) -> NoRoute | ArtifactMismatch | UsageError:
         listed = ", ".join(f"{clean_text(entry.name) or 'unnamed'} ({entry.artifact_id[:12]})" for entry in entries)
         if not entries:
-            command = f"swarm-node --model PATH --initial-peers {self._initial_peers[0]}"
+            command = f"swarm-node --model {shlex.quote(model or 'PATH')} --initial-peers {self._initial_peers[0]}"
             return NoRoute(f"no node of this swarm serves a model; start one: {command}")
         if model is None:
             return UsageError(f"the swarm serves several models: {listed}; choose one with --model")

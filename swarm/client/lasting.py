@@ -217,7 +217,7 @@ class LastingSession:
                 await self.step(self._last)  # the exit may be another one, or keep it no more: it is computed again
                 continue
             try:
-                return await chain.fetch_row(position)
+                return await chain.fetch_row(position, self._recovery.held_up)
             except MENDABLE:
                 await self._mended(chain)
 

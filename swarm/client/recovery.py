@@ -124,6 +124,11 @@ class Recovery:
             return False
         return True
 
+    def held_up(self, refusal: NodeFull) -> None:
+        """A hop that goes on makes the session wait."""
+        why = str(refusal).partition("; ")[0]
+        self._waiting.tell(f"waiting {refusal.retry_after_seconds:.1f} s to go on: {why}", why)
+
     async def close(self) -> None:
         await asyncio.gather(*self._closing)
 

@@ -67,7 +67,7 @@ class SamplingParams:
             "0, or 0.01 to 100",
         )
         _check("top_k", self.top_k, self.top_k >= 0, "0 (off) or more")
-        _check("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1")
+        _check("top_p", self.top_p, 0 < self.top_p <= 1, "a number above 0, up to 1")
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
         _check("repeat_penalty", self.repeat_penalty, 0.01 <= self.repeat_penalty <= 100, "0.01 to 100")
         for name in ("frequency_penalty", "presence_penalty"):

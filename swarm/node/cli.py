@@ -4,61 +4,41 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import getpass
 import logging
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-import psutil
-
-from dht.addresses import parse_peers
 from dht.errors import BadAddress
 from dht.record import NodeState
-from swarm import __version__
-from swarm.artifact.catalog import GLM52, NAMES, find_model
-from swarm.errors import NoPeersGiven, SwarmError, UsageError
-from swarm.node import options
-from swarm.node.config import Limits, ModelOptions, NetworkOptions, NodeConfig, Timeouts
+from swarm.config_file import config_path
+from swarm.errors import SwarmError, UsageError
+from swarm.node.arguments import PROG, parse
+from swarm.node.config import NodeConfig
+from swarm.node.config_text import config_text
+from swarm.node.configure import configure
 from swarm.node.console import BarConsole, PlainConsole
 from swarm.node.files import raise_open_files_limit
-from swarm.node.settings import DEFAULT_MODEL, Settings, config_path, load_settings
-from swarm.node.slots import parse_slots
+from swarm.node.gather import Gathered, gather
+from swarm.node.settings import Settings, from_folder
+from swarm.node.unit import Call, unit_text
 
 if TYPE_CHECKING:
     from swarm.node.node import SwarmNode
 
 INTERRUPTED = 130
-MAX_PER_PEER = 1_000_000
-
-DESCRIPTION = "Serve a span of a GGUF model's layers to a peer-to-peer swarm."
-EXAMPLES = """\
-examples:
-  first machine, with the first ten layers; prints the line for the next one:
-    swarm-node --model model.gguf --layers 0:10 --new-swarm
-  next machine, with the layers that the swarm needs most and that fit:
-    swarm-node --model model.gguf --initial-peers /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW...
-  the same with GLM-5.2, whose files lie in a folder:
-    swarm-node --model glm-5.2-ud-iq1_s --model-dir /models/GLM-5.2 --initial-peers ADDRESS
-  a fixed port, 20 GiB at most, eight sessions of 4,096 tokens and two of 65,536:
-    swarm-node --model model.gguf --listen 0.0.0.0:4001 --memory 20GiB --slots 8x4096,2x65536
-
-SWARM_MODEL and SWARM_PEERS in the environment stand for --model and --initial-peers; so do model and initial_peers in
-{config}. SIGINT, SIGTERM or SIGHUP lets running sessions move to other nodes or finish first,
-a second one leaves at once.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        given = _parser().parse_args(arguments)
-        _set_up_logging(given.log_level)
-        return _run(given)
+        return _run(parse(arguments))
     except SwarmError as error:
         return _complain(error, error.exit_code)
     except BadAddress as error:
@@ -68,122 +48,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: Exception, code: int) -> int:
-    print(f"swarm-node: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    print(f"{PROG}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     return code
 
 
 def _run(given: argparse.Namespace) -> int:
-    raise_open_files_limit()
-    settings = load_settings(os.environ, config_path())
-    config = _config(given, settings)
-    console = _console(given, config)
+    flags = vars(given)
+    named: Path | None = flags.get("config")
+    gathered = gather(flags, os.environ, named or config_path(), named=named is not None)
+    if flags.get("print_config"):
+        print(config_text(_from_here(gathered)), end="")
+        return 0
     try:
-        return asyncio.run(_serve(config, console))
+        config = configure(gathered.settings, explain="explain" in flags)
+    except UsageError as error:
+        raise gathered.located(error) from error
+    if "print_unit" in flags:
+        print(unit_text(_call(gathered, named), gathered.settings, system=flags["print_unit"] == "system"), end="")
+        return 0
+    return _serve_to_the_end(config, gathered.settings)
+
+
+def _from_here(gathered: Gathered) -> dict[str, object]:
+    """What is set, with paths as they read from anywhere."""
+    outside = {key: from_folder(key, value, Path.cwd()) for key, value in gathered.outside.items()}
+    return {**gathered.in_file, **outside}
+
+
+def _call(gathered: Gathered, config: Path | None) -> Call:
+    return Call(
+        interpreter=sys.executable,
+        given=gathered.outside,
+        config=config,
+        environment=os.environ,
+        folder=Path.cwd(),
+        user=getpass.getuser(),
+        systemd_version=_systemd_version(),
+    )
+
+
+def _systemd_version() -> int:
+    """Of this machine, 0 when it has none."""
+    try:
+        done = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, timeout=10, check=False)
+        return int(done.stdout.split()[1])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        return 0
+
+
+def _serve_to_the_end(config: NodeConfig, settings: Settings) -> int:
+    _set_up_logging(settings.log_level)
+    raise_open_files_limit()
+    console = _console(config, settings)
+    try:
+        return asyncio.run(_explain(config, console) if config.explain else _serve(config, console))
     finally:
         console.close()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="swarm-node",
-        description=DESCRIPTION,
-        epilog=EXAMPLES.format(config=config_path()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument_group("what to serve").add_argument
-    add(
-        "--model",
-        metavar="NAME|PATH",
-        help=f"{', '.join(NAMES)}, or a GGUF file; of a split set, any of its files (default: {DEFAULT_MODEL})",
-    )
-    add(
-        "--model-dir",
-        type=Path,
-        metavar="DIR",
-        help=f"folder with the files of {GLM52.name} (default: {GLM52.variable} in the environment)",
-    )
-    add(
-        "--layers", default="auto", metavar="A:B|auto", help="layers A to B-1; auto: the ones the swarm lacks (default)"
-    )
-    add(
-        "--memory",
-        metavar="SIZE",
-        help="what weights, KV and buffers may take, for example 20GiB (default: what is free)",
-    )
-    add(
-        "--slots",
-        metavar="NxTOKENS,...",
-        help="sessions and their length, for example 8x4096,2x65536 (default: by memory)",
-    )
-    add("--chunk-tokens", type=int, metavar="N", help="largest prefill chunk (default: what takes about a second)")
-    add(
-        "--kv-type",
-        default="f16",
-        metavar="TYPE",
-        help=f"element type of the KV cache: {', '.join(options.KV_TYPES)} (default: %(default)s); q8_0 takes half of "
-        "f16 and changes some tokens: evidence/agreement.json",
-    )
-    add(
-        "--journal-memory",
-        default="256MiB",
-        metavar="SIZE",
-        help="what is kept in memory to feed a hop that takes another's place; the rest goes to a file "
-        "(default: %(default)s)",
-    )
-    add("--journal-dir", type=Path, metavar="PATH", help="folder of that file (default: in the user's cache)")
-    add("--mtp", action="store_true", help="draft tokens with the model's MTP block; for the layers up to the last one")
-    add("--threads", type=int, metavar="N", help="threads of the engine (default: one per core)")
-    add("--explain", action="store_true", help="say why these layers were chosen, and what lost")
-    add = parser.add_argument_group("the swarm").add_argument
-    add("--initial-peers", nargs="+", metavar="ADDRESS", help="nodes of the swarm to join")
-    add("--new-swarm", action="store_true", help="start a swarm of its own and print the line for the next machine")
-    add("--listen", action="append", metavar="HOST:PORT", help="or a multiaddr (default: all interfaces, a free port)")
-    add("--announce", action="append", metavar="MULTIADDR", help="tell others this address instead of the local ones")
-    add(
-        "--identity",
-        type=Path,
-        metavar="PATH",
-        help="key file (default: a free one of this model's in the user's data)",
-    )
-    add("--name", default="", metavar="TEXT", help="public name, shown to the users of the swarm (default: none)")
-    add = parser.add_argument_group("running").add_argument
-    add(
-        "--drain-seconds",
-        type=float,
-        default=Timeouts.drain_seconds,
-        metavar="S",
-        help="how long running sessions may take to move or to finish when leaving (default: %(default)g)",
-    )
-    add(
-        "--idle-seconds",
-        type=float,
-        default=Timeouts.idle_seconds,
-        metavar="S",
-        help="a session that has computed nothing for so long gives its slot to another one (default: %(default)g)",
-    )
-    add(
-        "--sessions-per-peer",
-        type=int,
-        default=Limits.sessions_per_peer,
-        metavar="N",
-        help="sessions that one client may have open (default: %(default)s)",
-    )
-    add(
-        "--opens-per-minute",
-        type=int,
-        default=Limits.opens.of_peer,
-        metavar="N",
-        help="sessions that one client may open in a minute (default: %(default)s)",
-    )
-    add(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="page for Prometheus; without a host, for this machine only (default: none)",
-    )
-    add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="default: warning")
-    add("--version", action="version", version=f"%(prog)s {__version__}")
-    add("--no-color", action="store_true", help="no colours on a terminal; NO_COLOR in the environment does the same")
-    return parser
 
 
 def _set_up_logging(level: str) -> None:
@@ -191,86 +111,26 @@ def _set_up_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), format=form, stream=sys.stderr)
 
 
-def _config(given: argparse.Namespace, settings: Settings) -> NodeConfig:
-    network = NetworkOptions(
-        initial_peers=_initial_peers(given, settings),
-        listen=tuple(options.listen_multiaddr(text) for text in given.listen or ("0.0.0.0:0",)),
-        announce=tuple(given.announce or ()),
-        identity_path=given.identity,
-        public_name=given.name[:128],
-    )
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    found = find_model(given.model or settings.model, given.model_dir)
-    model = ModelOptions(
-        path=found.path,
-        name=found.name,
-        layers=given.layers,
-        memory_bytes=None if given.memory is None else options.memory_bytes(given.memory),
-        threads=options.count("--threads", given.threads, 1, 512) or cores,
-        contexts=None if given.slots is None else parse_slots(given.slots),
-        chunk_tokens=options.count("--chunk-tokens", given.chunk_tokens, 1, 1 << 14),
-        kv_type=options.kv_type(given.kv_type),
-        journal_bytes=options.memory_bytes(given.journal_memory, "--journal-memory", zero=True),
-        mtp=given.mtp,
-    )
-    return NodeConfig(
-        model,
-        network,
-        _timeouts(given),
-        _limits(given),
-        journal_folder=given.journal_dir,
-        metrics=None if given.metrics is None else options.metrics_address(given.metrics),
-        explain=given.explain,
-    )
-
-
-def _timeouts(given: argparse.Namespace) -> Timeouts:
-    if given.drain_seconds < 0:
-        raise UsageError(f"--drain-seconds {given.drain_seconds:g}: below 0; choose 0 to leave at once")
-    idle_seconds = options.seconds("--idle-seconds", given.idle_seconds)
-    longest = max(idle_seconds, Timeouts.longest_idle_seconds)
-    return Timeouts(drain_seconds=given.drain_seconds, idle_seconds=idle_seconds, longest_idle_seconds=longest)
-
-
-def _limits(given: argparse.Namespace) -> Limits:
-    options.count("--sessions-per-peer", given.sessions_per_peer, 1, MAX_PER_PEER)
-    options.count("--opens-per-minute", given.opens_per_minute, 1, MAX_PER_PEER)
-    opens = replace(Limits.opens, of_peer=given.opens_per_minute)
-    return Limits(sessions_per_peer=given.sessions_per_peer, opens=opens)
-
-
-def _initial_peers(given: argparse.Namespace, settings: Settings) -> tuple[str, ...]:
-    named = None if given.initial_peers is None else parse_peers(" ".join(given.initial_peers))
-    if given.new_swarm:
-        if named:
-            raise UsageError("--new-swarm and --initial-peers exclude each other; leave one of them out")
-        return ()
-    peers = settings.initial_peers if named is None else named
-    if not peers:
-        raise NoPeersGiven(
-            "no peers given; join a swarm with: swarm-node --initial-peers ADDRESS, or start one with: "
-            "swarm-node --new-swarm"
-        )
-    return peers
-
-
-def _console(given: argparse.Namespace, config: NodeConfig) -> PlainConsole:
+def _console(config: NodeConfig, settings: Settings) -> PlainConsole:
     def on_joined(addresses: Sequence[str]) -> str | None:
-        if not given.new_swarm or not addresses:
+        if not settings.new_swarm or not addresses:
             return None
-        model = shlex.quote(given.model or config.model.name or str(config.model.path))
-        return f"next machine: swarm-node --model {model} --initial-peers {addresses[0]}"
+        return f"next machine: {PROG} {_naming_the_model(config, settings)} --initial-peers {addresses[0]}"
 
     if sys.stderr.isatty():
-        return BarConsole(on_joined, sys.stderr, color=not (given.no_color or os.environ.get("NO_COLOR")))
+        return BarConsole(on_joined, sys.stderr, color=not (settings.no_color or os.environ.get("NO_COLOR")))
     return PlainConsole(on_joined)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Complains in one line, as every other error of the program."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see swarm-node --help")
+def _naming_the_model(config: NodeConfig, settings: Settings) -> str:
+    """The options by which another machine serves the same model; the hub is everybody's, other sources may be."""
+    if settings.manifest is not None:
+        named = ["--manifest", settings.manifest]
+    else:
+        named = ["--model", config.model.name or settings.model]
+    if settings.source is not None:
+        named += ["--source", settings.source]
+    return shlex.join(named)
 
 
 class _Signals:
@@ -290,6 +150,13 @@ class _Signals:
         if self.leave.is_set() or not self.ready:
             self._serving.cancel()
         self.leave.set()
+
+
+async def _explain(config: NodeConfig, console: PlainConsole) -> int:
+    from swarm.node.explain import explain
+
+    await explain(config, console)
+    return 0
 
 
 async def _serve(config: NodeConfig, console: PlainConsole) -> int:
@@ -336,7 +203,8 @@ async def _ready_line(node: SwarmNode) -> str:
     rest = f"; nobody serves {lacking} yet" if lacking else "; every layer is served"
     first, last = node.span
     peers = "1 other peer" if others == 1 else f"{others} other peers"
-    return f"ready: serving layers {first}:{last} of {manifest.name} with {peers}{rest}"
+    what = f"{manifest.name} ({manifest.artifact_id[:12]})"
+    return f"ready: serving layers {first}:{last} of {what} with {peers}{rest}"
 
 
 if __name__ == "__main__":

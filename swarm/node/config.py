@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from shim.types import ContextSpec, KvType
 from swarm.artifact.manifest import Manifest
+from swarm.moving import MoveRules
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Timeouts:
     drain_seconds: float = 60.0  # running sessions after SIGTERM
     restart_first_seconds: float = 0.2  # the engine is started again after this pause, doubled each time
     restart_longest_seconds: float = 30.0
+    links_seconds: float = 240.0  # between two measurements of the way to likely neighbours
+    quiet_seconds: float = 5.0  # that nothing runs, before the speed that an earlier run has found is measured again
     engine_seconds: float = (
         120.0  # one call of the engine; ten times its slowest so far, up to 5 times this, where it is slow
     )
@@ -56,6 +61,14 @@ class Limits:
     remembered_sessions: int = 1024  # whose strikes are kept
 
 
+class Weights(StrEnum):
+    """How the span's weights are held in memory."""
+
+    MAPPED = "mapped"  # by the page cache, read on first use
+    PREFETCHED = "prefetched"  # the same, read before the node says that it serves
+    LOCKED = "locked"  # may not be dropped again
+
+
 @dataclass(frozen=True)
 class StoreOptions:
     """Where the parts of a model that this node fetches come from, and where they are kept."""
@@ -65,6 +78,7 @@ class StoreOptions:
     source: str  # "hub", a folder with the files, or the http(s) URL of one
     bytes_per_second: int | None = None  # None: as fast as it goes
     disk_reserve_bytes: int = 2 << 30  # left free there
+    digests: Mapping[str, str] | None = None  # of all tensors by name; None where nobody has sealed the model
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,7 @@ class ModelOptions:
     mtp: bool = False  # load the MTP block, on the span that ends with the last layer
     name: str = ""  # the catalog's, for a model chosen by it
     store: StoreOptions | None = None  # None: the files are at ``path``, whole
+    weights: Weights = Weights.MAPPED
 
 
 @dataclass(frozen=True)
@@ -106,6 +121,11 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+# An announcement is stored by others before it counts as made: whoever chose before it was there to be read has
+# announced a choice of its own a moment later.
+JOINING = MoveRules(join_delay_seconds=3.0, second_look_seconds=2.0)
+
+
 @dataclass(frozen=True)
 class NodeConfig:
     """Everything ``SwarmNode`` needs."""
@@ -117,6 +137,9 @@ class NodeConfig:
     journal_folder: Path | None = None  # for what does not fit the memory; None: in the user's cache
     journal_disk_reserve_bytes: int = 256 << 20  # left free there
     calls_in_flight: int = 2  # engine calls handed over and not yet answered
-    measure_speed: bool = True
+    measure_speed: bool = True  # of the span, and of the way to neighbours
+    speed_folder: Path | None = None  # for what was measured; None: in the user's cache
     metrics: HostPort | None = None  # where Prometheus may read; None: nowhere
-    explain: bool = False  # show why layers were chosen, and what lost
+    explain: bool = False  # look, show why which layers would be chosen and what lost, and end
+    moves: MoveRules = JOINING  # for a node that chooses its layers
+    look_seconds: float = 60.0  # between two looks at the swarm for the operator

@@ -121,6 +121,14 @@ class Conversation:
         self._passing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
+        session = self._live.session
+        logger.info("session of %s opens: layers %d:%d", session.owner, *session.terms.run)
+        try:
+            await self._converse()
+        finally:
+            logger.info("session of %s is over at %d tokens", session.owner, session.position)
+
+    async def _converse(self) -> None:
         try:
             async with self._group:
                 self._group.create_task(self._watch_client())

@@ -54,7 +54,8 @@ class Executor:
         else:
             now_us = time.monotonic_ns() // 1000
             steps = (job.received.step for job in jobs)
-            self._tally.called(steps, len(batch.slot), result.compute_seconds, ipc_seconds)
+            n_layers = batch.run[1] - batch.run[0]
+            self._tally.called(steps, len(batch.slot), n_layers, result.compute_seconds, ipc_seconds)
             for job, part in zip(jobs, separate(result, rows), strict=True):
                 job.live.finish(job, Computed(part, ipc_seconds, len(batch.slot), len(jobs), now_us))
 

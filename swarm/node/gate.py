@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from swarm.ids import PeerId
 from swarm.node.config import Limits
 from swarm.node.files import open_files_limit
+from swarm.node.sessions import RETRY_AFTER_SECONDS
 from swarm.node.tally import Tally
 from swarm.protocol import FrameStream, Received, StreamClosed, WireError, pb
 
@@ -29,6 +30,7 @@ class Gate:
         self._tally = tally
         self._open: Counter[PeerId] = Counter()
         self._changed = asyncio.Event()
+        self._streams: set[FrameStream] = set()
 
     @property
     def open_streams(self) -> int:
@@ -40,6 +42,10 @@ class Gate:
             self._changed.clear()
             await self._changed.wait()
 
+    async def cut(self) -> None:
+        """Closes every stream, which ends its handler."""
+        await asyncio.gather(*(stream.close() for stream in tuple(self._streams)))
+
     def around(
         self, protocol: str, handler: Handler
     ) -> Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
@@ -49,9 +55,11 @@ class Gate:
             # no step is taken, nor room made for one, before the stream belongs to a session
             peer, stream = PeerId(peer_id), FrameStream(reader, writer, max_step_bytes=0, meter=meter)
             self._open[peer] += 1
+            self._streams.add(stream)
             try:
                 await self._handle(handler, peer, stream)
             finally:
+                self._streams.discard(stream)
                 self._open[peer] -= 1
                 if not self._open[peer]:
                     del self._open[peer]
@@ -62,9 +70,9 @@ class Gate:
     async def _handle(self, handler: Handler, peer: PeerId, stream: FrameStream) -> None:
         try:
             if self._open[peer] > self._most_of_peer:
-                raise WireError(pb.LIMIT_REACHED, f"{self._most_of_peer} streams of one peer are open here")
+                raise _too_many(f"{self._most_of_peer} streams of one peer are open here, and it may have no more")
             if self.open_streams > self._most:
-                raise WireError(pb.LIMIT_REACHED, f"{self._most} streams are open here")
+                raise _too_many(f"{self._most} streams are open here, as many as the node can have")
             await handler(peer, stream)
         except WireError as error:
             self._tally.failures[pb.ErrorCode.Name(error.code).lower()] += 1
@@ -74,6 +82,10 @@ class Gate:
             logger.debug("peer %s is gone: %s", peer, closed)
         finally:
             await stream.close()
+
+
+def _too_many(what: str) -> WireError:
+    return WireError(pb.LIMIT_REACHED, what, retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
 async def first_frame(stream: FrameStream, seconds: float) -> Received:

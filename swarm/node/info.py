@@ -56,12 +56,19 @@ class InfoHandler:
         ours = self._shared.manifest.artifact_id
         if request.artifact_id != ours:
             raise WireError(pb.WRONG_ARTIFACT, "another artifact is served here", theirs=request.artifact_id, ours=ours)
-        if request.piece == pb.DIGESTS:
-            raise WireError(pb.NOT_READY, "the tensors of this node have not been digested")
-        piece = self._manifest_json if request.piece == pb.MANIFEST else await self._header()
-        for part in artifact_parts(piece, request.offset):
+        for part in artifact_parts(await self._piece(request.piece), request.offset):
             async with self._limit():
                 await stream.send(part)
+
+    async def _piece(self, piece: pb.ArtifactPiece.ValueType) -> bytes:
+        if piece == pb.MANIFEST:
+            return self._manifest_json
+        if piece == pb.HEADER:
+            return await self._header()
+        digests = self._shared.span_digests
+        if digests is None:
+            raise WireError(pb.NOT_READY, "not every tensor that this node serves has been digested")
+        return digests.document
 
     async def _header(self) -> bytes:
         first = self._shared.manifest.files[0]
@@ -75,7 +82,7 @@ class InfoHandler:
             raise WireError(pb.INTERNAL, "the file can't be read any more") from None
 
     def _description(self) -> pb.NodeDescription:
-        shared = self._shared
+        shared, speed = self._shared, self._shared.speed
         info = shared.host.info_or_none
         return pb.NodeDescription(
             artifact_id=shared.manifest.artifact_id,
@@ -87,8 +94,8 @@ class InfoHandler:
             software=software(),
             public_name=shared.public_name,
             queue=shared.queue,
-            decode_tokens_per_second=shared.speed.decode_tokens_per_second,
-            prefill_tokens_per_second=shared.speed.prefill_tokens_per_second,
+            decode_tokens_per_second=speed.decode_tokens_per_second,
+            prefill_tokens_per_second=speed.prefill_tokens_per_second,
             clock=time.time(),
             has_mtp=info is not None and info.n_mtp > 0,
             encodings=[pb.F32_LE, pb.F16_LE],

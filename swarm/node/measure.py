@@ -1,4 +1,4 @@
-"""How fast this node's span is: a few rows and chunks of noise through the engine, once after loading."""
+"""How fast this node's span is: a few rows and chunks of noise through the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from shim.types import EngineInfo, StepBatch, SummarySpec
 from swarm.node.engine_host import EngineHost
-from swarm.node.shared import Speed
+from swarm.node.speed import Speed
 
 DECODE_ROWS = 5  # or fewer, when they take long
 FIRST_CHUNK_TOKENS = 16
@@ -22,13 +22,14 @@ class _Noise:
     """Rows without meaning for any span."""
 
     info: EngineInfo
+    slot: int
     hidden: np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
     def batch(self, start: int, count: int, *, tiled: bool) -> StepBatch:
         info = self.info
         return StepBatch(
             run=(info.first, info.last),
-            slot=np.zeros(count, np.int32),
+            slot=np.full(count, self.slot, np.int32),
             position=np.arange(start, start + count, dtype=np.int32),
             tokens=np.arange(count, dtype=np.int32) % info.n_vocab if info.is_entry else None,
             hidden=None if info.is_entry else self.hidden[:count],
@@ -37,16 +38,16 @@ class _Noise:
         )
 
 
-async def measure_speed(host: EngineHost) -> Speed:
-    """Uses slot 0, which must be free, and leaves it empty."""
+async def measure_speed(host: EngineHost, slot: int = 0) -> Speed:
+    """Uses the slot, which must be free, and leaves it empty. Raises EngineDied."""
     info = host.info
-    most = min(LONGEST_CHUNK_TOKENS, info.chunk_tokens, info.slot_tokens[0] - DECODE_ROWS - 1)
+    most = min(LONGEST_CHUNK_TOKENS, info.chunk_tokens, info.slot_tokens[slot] - DECODE_ROWS - 1)
     if most < 1:
         return Speed()
-    noise = _Noise(info, np.random.default_rng(0).standard_normal((most, info.n_embd), dtype=np.float32))
+    noise = _Noise(info, slot, np.random.default_rng(0).standard_normal((most, info.n_embd), dtype=np.float32))
     decode = await _decode_seconds(host, noise)
     tokens, seconds = await _chunk(host, noise, most)
-    await host.truncate(0, 0)
+    await host.truncate(slot, 0)
     return Speed(1 / decode, tokens / seconds)
 
 

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import re
 
-from dht.addresses import parse_listen_address
+from dht.addresses import is_dialable, parse_listen_address
 from dht.errors import BadAddress
 from shim.types import KvType
 from swarm.errors import UsageError
 from swarm.node.config import HostPort
 
 MAX_PORT = 65535
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _KV_TYPES = {"f32": KvType.F32, "f16": KvType.F16, "q8_0": KvType.Q8_0}
 KV_TYPES = tuple(_KV_TYPES)
-
-
-def memory_bytes(text: str, option: str = "--memory", *, zero: bool = False) -> int:
-    """``20GiB``, ``20G`` and ``20GB`` are all 20 x 2^30: nobody means the smaller one."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
-    if match is None or (float(match[1]) == 0 and not zero):
-        raise UsageError(f"{option} {text}: not a size; write for example {option} 20GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def kv_type(text: str) -> KvType:
@@ -37,6 +28,16 @@ def listen_multiaddr(text: str) -> str:
         return parse_listen_address(address).text
     except BadAddress as error:
         raise UsageError(f"--listen {text}: {error}") from error
+
+
+def announce_multiaddr(text: str) -> str:
+    """A multiaddr that others can dial: a host or IP address, and a port that is not 0."""
+    if not is_dialable(text.strip().partition("/p2p/")[0]):
+        raise UsageError(
+            f"--announce-maddrs {text}: nobody can dial that; write for example --announce-maddrs "
+            "/ip4/203.0.113.9/tcp/4001, with the address and port that others see"
+        )
+    return text.strip()
 
 
 def metrics_address(text: str) -> HostPort:

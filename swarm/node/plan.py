@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
 
 from dht.record import SpanRecord
 from shim.types import ContextSpec
 from swarm.artifact import Manifest, check_span, estimate, parse_layers
-from swarm.artifact.memory import RESERVE_BYTES, SpanMemory, describe, format_bytes
-from swarm.errors import NotEnoughMemory, UsageError
+from swarm.artifact.memory import BREATHING_BYTES, SpanMemory, describe, format_bytes
+from swarm.errors import NotEnoughMemory, StoreError, UsageError
 from swarm.node.config import ModelOptions
 from swarm.node.slots import bounded, default_slots
-from swarm.placement import Choice, choose_span
+from swarm.placement import Choice, Place, Span, choose_span
 
 DEFAULT_CHUNK_TOKENS = 512
 FLOAT_BYTES = 4
@@ -36,6 +38,10 @@ class Plan:
     choice: Choice | None = None
 
     @property
+    def span(self) -> Span:
+        return self.first, self.last
+
+    @property
     def wanted_rows(self) -> int:
         return min(WANTED_ROWS_PER_CALL, self.chunk_tokens)
 
@@ -55,13 +61,23 @@ class Plan:
             )
 
 
+class Disk(Protocol):
+    """What the machine's disk has of the model, and has room for."""
+
+    def missing_bytes(self, first: int, last: int, *, mtp: bool = False) -> int: ...
+
+    def room_bytes(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Planner:
-    """Sums for one artifact under the operator's options. ``available_bytes`` is what the machine has free."""
+    """Sums for one artifact under the operator's options. ``available_bytes`` is what the machine has free, and
+    ``disk`` bounds what is chosen, where parts of the model are fetched."""
 
     manifest: Manifest
     options: ModelOptions
     available_bytes: int
+    disk: Disk | None = None
 
     @property
     def budget_bytes(self) -> int:
@@ -77,26 +93,65 @@ class Planner:
         plans = [self._plan(*span, contexts) for contexts in candidates]
         return next((plan for plan in plans if plan.memory.total_bytes <= self.budget_bytes), plans[-1])
 
-    def choose(self, records: Sequence[SpanRecord], peer_id: str) -> Plan:
-        """The span that helps the swarm most. Raises NotEnoughMemory."""
+    def choose(self, records: Sequence[SpanRecord], peer_id: str, held: Sequence[Span] = ()) -> Plan:
+        """The span that helps the swarm most. Raises NotEnoughMemory, and StoreError when the disk is too small."""
         *roomy, smallest = self._candidates()
         for contexts in roomy:
             try:
-                return self._chosen(records, peer_id, contexts)
+                return self._chosen(records, self.place(contexts, peer_id), contexts, held)
             except NotEnoughMemory:
                 continue
-        return self._chosen(records, peer_id, smallest)
+        try:
+            return self._chosen(records, self.place(smallest, peer_id), smallest, held)
+        except NotEnoughMemory:
+            if self.disk is None:
+                raise
+            in_memory = replace(self, disk=None).choose(records, peer_id)
+            raise self._disk_too_small(in_memory, self.disk) from None
 
-    def _chosen(self, records: Sequence[SpanRecord], peer_id: str, contexts: Contexts) -> Plan:
-        choice = choose_span(
-            self.manifest.cuts,
-            records,
-            self.budget_bytes,
-            lambda first, last: self._memory(first, last, contexts).total_bytes,
-            artifact_id=self.manifest.artifact_id,
-            peer_id=peer_id,
-        )
+    def place(self, contexts: Contexts, peer_id: str) -> Place:
+        """What the rules of moving have to know of this node."""
+
+        def cost(first: int, last: int) -> int:
+            needed = self._memory(first, last, contexts).total_bytes
+            return needed if self._has_room(first, last) else max(needed, self.budget_bytes + 1)
+
+        return Place(self.manifest.cuts, self.manifest.artifact_id, peer_id, self.budget_bytes, cost)
+
+    def carried_out(self, choice: Choice, contexts: Contexts) -> Plan:
         return self._plan(choice.first, choice.last, contexts, choice)
+
+    def _chosen(self, records: Sequence[SpanRecord], place: Place, contexts: Contexts, held: Sequence[Span]) -> Plan:
+        choice = choose_span(
+            place.cuts,
+            records,
+            place.budget_bytes,
+            place.cost,
+            artifact_id=place.artifact_id,
+            peer_id=place.peer_id,
+            prefer=held,
+        )
+        return self.carried_out(choice, contexts)
+
+    def _has_room(self, first: int, last: int) -> bool:
+        if self.disk is None:
+            return True
+        return self.disk.missing_bytes(first, last, mtp=self._loads_mtp(last)) <= self.disk.room_bytes()
+
+    def _loads_mtp(self, last: int) -> bool:
+        return self.options.mtp and last == self.manifest.n_layers
+
+    def _disk_too_small(self, plan: Plan, disk: Disk) -> StoreError:
+        room_bytes = max(0, disk.room_bytes())
+        missing, first, last = min(
+            (disk.missing_bytes(first, last, mtp=self._loads_mtp(last)), first, last)
+            for first, last in pairwise(self.manifest.cuts)
+        )
+        return StoreError(
+            f"not enough room on the disk: the memory would hold layers {plan.first}:{plan.last}, but even layers "
+            f"{first}:{last} need {format_bytes(missing - room_bytes)} more than the {format_bytes(room_bytes)} that "
+            "may be taken; free some, lower --disk-reserve, or choose another --data-dir"
+        )
 
     def _candidates(self) -> Iterable[Contexts]:
         trained = self.manifest.n_ctx_train
@@ -122,8 +177,9 @@ class Planner:
             kv_type=self.options.kv_type,
             journal_bytes=min(self.options.journal_bytes, most_bytes),
             mtp=self.options.mtp,
-            # room for the rest of the machine, unless the operator has said what may be used
-            reserve_bytes=RESERVE_BYTES if self.options.memory_bytes is None else 0,
+            # what the operator gives is for the model: the node itself and the rest of the machine are beside it
+            own_bytes=None if self.options.memory_bytes is None else 0,
+            reserve_bytes=BREATHING_BYTES if self.options.memory_bytes is None else 0,
         )
 
     def _check_mtp(self, first: int, last: int) -> None:

@@ -12,8 +12,8 @@ class Reporter(Protocol):
     def line(self, text: str) -> None:
         """One line that stays."""
 
-    def progress(self, what: str, fraction: float) -> None:
-        """How far a slow stage is, 0 to 1; 1 ends it."""
+    def progress(self, what: str, fraction: float, *, n_bytes: int = 0) -> None:
+        """How far a slow stage is, 0 to 1; 1 ends it. ``n_bytes`` are what the whole of it moves, for a rate."""
 
     def joined(self, addresses: Sequence[str]) -> None:
         """The node is on the network; the first address is the best one to give to others."""
@@ -25,7 +25,7 @@ class Silent:
     def line(self, text: str) -> None:
         pass
 
-    def progress(self, what: str, fraction: float) -> None:
+    def progress(self, what: str, fraction: float, *, n_bytes: int = 0) -> None:
         pass
 
     def joined(self, addresses: Sequence[str]) -> None:

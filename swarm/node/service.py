@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,8 @@ from swarm.protocol import CONTROL_STREAM, DATA_STREAM, INFO_STREAM, STATE_STREA
 
 logger = logging.getLogger(__name__)
 
+PROTOCOLS = (INFO_STREAM, CONTROL_STREAM, DATA_STREAM, STATE_STREAM)
+
 StreamHandler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -28,26 +31,46 @@ class Listener(Protocol):
     async def serve_stream(self, protocol: str, handler: StreamHandler) -> None: ...
 
 
+class Doors:
+    """The streams of a node, which outlast the service behind them: a node that moves answers for another span."""
+
+    def __init__(self) -> None:
+        self.service: Service | None = None
+
+    async def open(self, listener: Listener) -> None:
+        for protocol in PROTOCOLS:
+            await listener.serve_stream(protocol, partial(self._answer, protocol))
+
+    async def _answer(
+        self, protocol: str, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if self.service is not None:  # otherwise the stream is closed at once
+            await self.service.answer(protocol, peer_id, reader, writer)
+
+
 class Service:
     """Answers peers over ``shared`` until ``close``."""
 
     def __init__(self, shared: Shared, folder: Path) -> None:
         self.shared = shared
         self._gate = Gate(shared.limits, shared.tally)
-        self._handlers: dict[str, Handler] = {
+        handlers: dict[str, Handler] = {
             INFO_STREAM: InfoHandler(shared, folder),
             CONTROL_STREAM: ControlHandler(shared),
             DATA_STREAM: DataHandler(shared),
             STATE_STREAM: StateHandler(shared),
         }
+        self._handlers = {protocol: self._gate.around(protocol, handler) for protocol, handler in handlers.items()}
 
     @property
     def open_streams(self) -> int:
         return self._gate.open_streams
 
-    async def start(self, listener: Listener) -> None:
-        for protocol, handler in self._handlers.items():
-            await listener.serve_stream(protocol, self._gate.around(protocol, handler))
+    async def answer(
+        self, protocol: str, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Returns when the stream is over."""
+        await self._handlers[protocol](peer_id, reader, writer)
 
     def engine_died(self, died: EngineDied) -> None:
         """Every session's state is gone: their clients are told and may open them again."""
@@ -65,3 +88,4 @@ class Service:
                 await self._gate.empty()
         except TimeoutError:
             logger.warning("%d streams did not end in time and are cut", self._gate.open_streams)
+            await self._gate.cut()

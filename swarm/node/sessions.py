@@ -202,7 +202,7 @@ class SessionTable:
         if sum(session.owner == owner for session in self._sessions.values()) >= self._per_peer:
             raise WireError(
                 pb.LIMIT_REACHED,
-                f"{self._per_peer} sessions of one peer are open here",
+                f"{self._per_peer} sessions of one peer are open here, and it may have no more",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         slot = self.slots.book(terms.context_tokens)

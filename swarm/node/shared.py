@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dht.record import NodeState, SlotClass
+from dht.record import LinkRtt, NodeState, SlotClass
 from shim.errors import EngineError
 from swarm.artifact.manifest import Manifest
 from swarm.ids import PeerId, SessionId
@@ -19,9 +19,11 @@ from swarm.node.engine_host import EngineHost
 from swarm.node.journal import JournalStore
 from swarm.node.live import Job, LiveSession
 from swarm.node.load import Load
+from swarm.node.own_digests import OwnDigests, SpanDigests
 from swarm.node.rates import Rates
 from swarm.node.scheduler import Runner
 from swarm.node.sessions import Route, Session, SessionTable, Terms
+from swarm.node.speed import Speed
 from swarm.node.tally import Tally
 from swarm.node.understudy import Understudy
 from swarm.node.unused import told, unused
@@ -36,14 +38,6 @@ class Dialer(Protocol):
     async def open_stream(
         self, peer_id: str, protocol: str, addresses: tuple[str, ...] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Measured once after loading; 0 when not measured."""
-
-    decode_tokens_per_second: float = 0.0
-    prefill_tokens_per_second: float = 0.0
 
 
 @dataclass(eq=False)
@@ -62,8 +56,9 @@ class Shared:
     timeouts: Timeouts
     chunk_tokens: int
     public_name: str = ""
+    digests: OwnDigests | None = None
     state: NodeState = NodeState.JOINING
-    speed: Speed = field(default_factory=Speed)
+    links: tuple[LinkRtt, ...] = ()  # to likely neighbours
     tally: Tally = field(default_factory=Tally)
     lives: dict[SessionId, LiveSession] = field(default_factory=dict)
     on_change: Callable[[], None] = lambda: None  # what is announced differs now
@@ -86,6 +81,19 @@ class Shared:
     @property
     def is_exit(self) -> bool:
         return self.span[1] == self.manifest.n_layers
+
+    @property
+    def span_digests(self) -> SpanDigests | None:
+        """Of what the engine has loaded; None while it is not known whole."""
+        info = self.host.info_or_none
+        if self.digests is None or info is None:
+            return None
+        return self.digests.of_span(*self.span, mtp=info.n_mtp > 0)
+
+    @property
+    def speed(self) -> Speed:
+        """As announced."""
+        return self.tally.speed.now(self.span[1] - self.span[0])
 
     @property
     def queue(self) -> int:

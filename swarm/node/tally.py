@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from swarm.histogram import POWERS_OF_TWO, SECONDS, Histogram
+from swarm.node.speed import LiveSpeed
 from swarm.protocol import CONTROL_STREAM, DATA_STREAM, INFO_STREAM, STATE_STREAM, Meter, pb
 
 PREFILL, DECODE, REPLAY = "prefill", "decode", "replay"
@@ -37,16 +38,26 @@ class Tally:
     ipc: Histogram = field(default_factory=_seconds)
     queue: Histogram = field(default_factory=_seconds)  # of a step
     decoding: Histogram = field(default_factory=_seconds)
+    speed: LiveSpeed = field(default_factory=LiveSpeed)
     streams: dict[str, Meter] = field(
         default_factory=lambda: {kind: Meter() for kind in (INFO_STREAM, CONTROL_STREAM, DATA_STREAM, STATE_STREAM)}
     )
 
-    def called(self, steps: Iterable[pb.Step], rows: int, compute_seconds: float, ipc_seconds: float) -> None:
+    def called(
+        self, steps: Iterable[pb.Step], rows: int, n_layers: int, compute_seconds: float, ipc_seconds: float
+    ) -> None:
         """The engine has computed ``steps`` in one call."""
         sessions = 0
+        kinds = set()
         for step in steps:
             sessions += 1
-            self.tokens[_kind(step)] += step.n_tokens
+            kind = _kind(step)
+            kinds.add(kind)
+            self.tokens[kind] += step.n_tokens
+        if kinds == {DECODE}:
+            self.speed.decoded(n_layers, compute_seconds)
+        elif kinds == {PREFILL}:
+            self.speed.prefilled(rows, n_layers, compute_seconds)
         self.call_rows.observe(rows)
         self.call_sessions.observe(sessions)
         self.compute.observe(compute_seconds)

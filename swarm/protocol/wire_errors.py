@@ -7,6 +7,7 @@ they are written by strangers and end up in terminals and logs.
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from typing import NamedTuple
 
@@ -97,7 +98,7 @@ def _sane_seconds(seconds: float) -> float:
 
 
 class _Reading(NamedTuple):
-    """How a code reads to the user of a client."""
+    """How a code reads to the user of a client. ``{later}`` in ``next`` becomes the time that the peer has named."""
 
     kind: type[errors.SwarmError]
     what: str
@@ -113,7 +114,7 @@ _READINGS: dict[int, _Reading] = {
     pb.TOO_LARGE: _Reading(errors.ProtocolError, "refused a frame as too large", "use smaller chunks (--chunk-tokens)"),
     pb.UNKNOWN_SESSION: _Reading(errors.PeerFailed, "no longer knows the session", _RETRY),
     pb.NOT_ALLOWED: _Reading(errors.ProtocolError, "did not allow a request", "start a new session"),
-    pb.NODE_FULL: _Reading(errors.NodeFull, "has no free slot", "try again later or add a node"),
+    pb.NODE_FULL: _Reading(errors.NodeFull, "has no free slot", "try again {later} or add a node"),
     pb.WRONG_ARTIFACT: _Reading(
         errors.IncompatiblePeer, "serves another artifact", "choose the model its swarm serves"
     ),
@@ -129,7 +130,9 @@ _READINGS: dict[int, _Reading] = {
         errors.SessionPoisoned, "refuses a session whose steps end engines", "start a new session with another prompt"
     ),
     pb.NODE_DRAINING: _Reading(errors.PeerFailed, "is leaving the swarm", _RETRY),
-    pb.LIMIT_REACHED: _Reading(errors.NodeFull, "takes no more from this client", "close other sessions or try later"),
+    pb.LIMIT_REACHED: _Reading(
+        errors.NodeFull, "takes no more from this client", "close other sessions or try again {later}"
+    ),
     pb.NUMERICS_MISMATCH: _Reading(errors.IncompatiblePeer, "computes with other numerics", _SAME_RELEASE),
     pb.NOT_READY: _Reading(errors.PeerFailed, "is not ready", "try again in a few seconds"),
     pb.INTERNAL: _Reading(errors.PeerFailed, "met an internal error", _RETRY),
@@ -156,6 +159,10 @@ def to_swarm_error(
     return error
 
 
+def _later(seconds: float) -> str:
+    return f"in {math.ceil(seconds)} s" if seconds else "later"
+
+
 def _both(theirs: str, ours: str) -> str:
     return f" (theirs {theirs or 'unknown'}, ours {ours or 'unknown'})" if theirs or ours else ""
 
@@ -166,9 +173,11 @@ def _build(
     said = clean_text(said)
     where = f" (layers {layers[0]}:{layers[1]})" if layers else ""
     who = f"peer {clean_text(peer)}" if peer else "a peer"
-    text = f"{who}{where} {reading.what}{': ' + said if said else ''}; {reading.next}"
+    retry_after_seconds = _sane_seconds(retry_after_seconds)
+    advice = reading.next.replace("{later}", _later(retry_after_seconds))
+    text = f"{who}{where} {reading.what}{': ' + said if said else ''}; {advice}"
     if issubclass(reading.kind, errors.NodeFull):
-        full = reading.kind(text, peer, _sane_seconds(retry_after_seconds))
+        full = reading.kind(text, peer, retry_after_seconds)
         full.layers = layers
         return full
     if issubclass(reading.kind, errors.PeerFailed):

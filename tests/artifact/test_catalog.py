@@ -121,6 +121,12 @@ def test_smollm2_has_a_name(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert copy.manifest.artifact_id == load_manifest(smollm2_path).artifact_id
 
 
+def test_what_everybody_can_choose_by_name_is_called_by_it() -> None:
+    assert catalog.name_of(GLM52.artifact_id) == GLM52.name
+    assert [catalog.name_of(known.artifact_id) for known in catalog.KNOWN.values()] == list(catalog.KNOWN)
+    assert catalog.name_of("0" * 64) is None
+
+
 # --- what is not there
 
 

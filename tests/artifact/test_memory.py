@@ -12,7 +12,15 @@ from shim.engine import Engine
 from shim.types import ContextSpec, EngineConfig, KvType
 from swarm.artifact.catalog import GLM52
 from swarm.artifact.manifest import Manifest, load_manifest
-from swarm.artifact.memory import SpanMemory, available_memory, compute_bytes, describe, estimate, format_bytes
+from swarm.artifact.memory import (
+    SpanMemory,
+    available_memory,
+    compute_bytes,
+    describe,
+    estimate,
+    format_bytes,
+    processes_bytes,
+)
 from tests.artifact import files
 
 MIB = 1 << 20
@@ -48,7 +56,7 @@ GLM52_COMPUTE = [
 @pytest.mark.parametrize(("is_exit", "tokens", "rows", "reported_mib"), GLM52_COMPUTE)
 def test_compute_buffers_of_glm52(is_exit: bool, tokens: int, rows: int, reported_mib: float) -> None:
     estimated = compute_bytes(GLM52.manifest, ContextSpec(1, tokens), rows, rows * is_exit) / MIB
-    assert reported_mib <= estimated <= 1.2 * reported_mib
+    assert reported_mib <= estimated <= 1.13 * reported_mib
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 10), (10, 20), (20, 30), (0, 30)])
@@ -61,7 +69,7 @@ def test_the_engine_takes_what_was_estimated_for_a_dense_model(
 
 @pytest.mark.parametrize(("first", "last"), [(0, 2), (2, 6), (6, 10), (0, 10)])
 def test_the_engine_takes_what_was_estimated_for_glm(glm_random_ud_path: Path, first: int, last: int) -> None:
-    _compare(glm_random_ud_path, first, last, (ContextSpec(2, 4096),), 128)
+    _compare(glm_random_ud_path, first, last, (ContextSpec(2, 4096),), 128, most=1.35)
 
 
 def test_logits_of_few_rows_take_less(smollm2_path: Path) -> None:
@@ -77,6 +85,7 @@ def _compare(
     contexts: tuple[ContextSpec, ...],
     chunk_tokens: int,
     wanted_rows: int | None = None,
+    most: float = 1.25,
 ) -> int:
     """Bytes of the engine's compute buffers."""
     manifest = load_manifest(path)
@@ -87,22 +96,32 @@ def _compare(
     assert info.kv_bytes == estimated.kv_bytes
     # the engine always takes the MTP block's expert bias, a few hundred bytes, with the exit
     assert 0 <= info.weights_bytes - estimated.weights_bytes <= 1024
-    assert info.compute_bytes <= estimated.compute_bytes <= 1.5 * info.compute_bytes
+    assert info.output_bytes == estimated.output_bytes
+    assert info.compute_bytes <= estimated.compute_bytes <= most * info.compute_bytes + MIB // 4
     return info.compute_bytes
 
 
 def test_the_total_is_the_sum_that_is_printed() -> None:
-    memory = SpanMemory(int(38.2 * MIB), 11 * MIB, 2 * MIB, 0, 0, 512 * MIB)
+    memory = SpanMemory(int(38.2 * MIB), 11 * MIB, 2 * MIB, 0, own_bytes=384 * MIB, reserve_bytes=128 * MIB)
     assert memory.total_bytes == int(38.2 * MIB) + 525 * MIB
     assert describe(memory, 6 << 30) == (
-        "weights 38.2 MiB + KV 11.0 MiB + compute 2.0 MiB + reserve 512.0 MiB = 563.2 MiB of 6.0 GiB available"
+        "weights 38.2 MiB + KV 11.0 MiB + compute 2.0 MiB + node 384.0 MiB + reserve 128.0 MiB = 563.2 MiB of 6.0 GiB available"
     )
+
+
+def test_the_node_itself_and_room_to_breathe_are_counted_apart(glm: Manifest) -> None:
+    whole = estimate(glm, 1, 3, [ContextSpec(1, 512)], journal_bytes=7)
+    engine_alone = estimate(glm, 1, 3, [ContextSpec(1, 512)], own_bytes=0, reserve_bytes=0)
+    assert engine_alone.total_bytes == whole.engine_bytes
+    assert whole.total_bytes == whole.engine_bytes + 7 + whole.own_bytes + whole.reserve_bytes
+    assert processes_bytes(glm, 512) - processes_bytes(glm, 0) == 4 * 512 * glm.n_embd * 4
+    assert processes_bytes(GLM52.manifest, 0) - processes_bytes(glm, 0) > 35 * MIB, "a vocabulary takes memory"
 
 
 def test_only_the_exit_pays_for_logits(glm: Manifest) -> None:
     wide = replace(glm, n_vocab=1 << 20)
     middle, exit_ = (estimate(wide, a, b, [ContextSpec(2, 512)], chunk_tokens=64) for a, b in ((1, 3), (3, 6)))
-    assert exit_.output_bytes - middle.output_bytes == 2 * wide.n_vocab * 4
+    assert exit_.output_bytes - middle.output_bytes == 2 * (wide.n_vocab - wide.n_embd) * 4
     assert exit_.compute_bytes > 64 * wide.n_vocab * 4 > middle.compute_bytes
 
 
@@ -148,6 +167,13 @@ def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
     assert available_memory(root, own(tmp_path, "0::/a/b")) == 201 * MIB
 
 
+def test_pages_of_files_count_as_room_whether_or_not_they_were_used_lately(tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    stat = "active_anon 9\ninactive_file 1048576\nactive_file 3145728\nunevictable 8388608"
+    group(root / "a", memory__max=300 * MIB, memory__current=100 * MIB, memory__stat=stat)
+    assert available_memory(root, own(tmp_path, "0::/a")) == 204 * MIB
+
+
 def test_a_soft_limit_counts(tmp_path: Path) -> None:
     root = tmp_path / "cgroup"
     group(root / "a", memory__max=300 * MIB, memory__high=50 * MIB, memory__current=20 * MIB)
@@ -166,9 +192,9 @@ def test_version_1(tmp_path: Path) -> None:
         root / "memory/job",
         memory__limit_in_bytes=80 * MIB,
         memory__usage_in_bytes=30 * MIB,
-        memory__stat="inactive_file 7\ntotal_inactive_file 2097152",
+        memory__stat="inactive_file 7\ntotal_inactive_file 2097152\ntotal_active_file 1048576",
     )
-    assert available_memory(root, own(tmp_path, "4:cpu,memory:/job")) == 52 * MIB
+    assert available_memory(root, own(tmp_path, "4:cpu,memory:/job")) == 53 * MIB
 
 
 def test_a_container_sees_its_group_at_the_root(tmp_path: Path) -> None:

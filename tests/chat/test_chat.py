@@ -83,6 +83,13 @@ def test_a_piped_prompt_with_route_and_trace(chat: Chat) -> None:
         assert part in done.stderr
 
 
+def test_an_effort_is_said_to_change_nothing_where_it_does_not(chat: Chat) -> None:
+    done = chat("--greedy", "--max-tokens", "4", "--effort", "high", "--no-show-route", stdin=FRANCE)
+    assert done.code == 0, done.stderr
+    wrong = "swarm-chat: SmolLM2-135M-Instruct.Q4_1 answers without thinking; an effort changes nothing"
+    assert [line for line in done.stderr.splitlines() if "fetching the tokenizer" not in line] == [wrong]
+
+
 def test_json_holds_everything_about_the_answer(chat: Chat) -> None:
     done = chat("--greedy", "--max-tokens", "12", "--json", "-p", FRANCE)
     assert done.code == 0, done.stderr

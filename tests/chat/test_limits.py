@@ -51,7 +51,7 @@ def test_a_second_session_within_a_minute(environment: dict[str, str], tmp_path:
         child.expect("forgotten")
         child.send("Hello\r")
         child.expect("takes no more from this client: sessions a minute: at most 1 for one peer, again in 5")
-        child.expect("close other sessions or try later")
+        child.expect("close other sessions or try again in 5")
         child.send("/quit\r")
         child.expect(pexpect.EOF)
         child.close()

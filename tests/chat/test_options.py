@@ -29,8 +29,8 @@ OTHER = "/ip4/192.0.2.8/tcp/4001/p2p/12D3KooWEZXjE41uU4EL2gpkAQeDXYok6wghN7wwNVP
         (["--effort", "low"], "invalid choice: 'low'"),
         (["--initial-peers", "localhost:1"], "is not the address of a peer; use /ip4/HOST/tcp/PORT/p2p/PEER_ID"),
         (["-p", " "], "the prompt is empty"),
-        (["--temperature", "-1", "-p", "x"], "temperature is -1.0; give"),
-        (["--top-p", "2", "-p", "x"], "top_p is 2.0; give"),
+        (["--temperature", "-1", "-p", "x"], "--temperature -1.0; give 0, or 0.01 to 100"),
+        (["--top-p", "2", "-p", "x"], "--top-p 2.0; give a number above 0, up to 1"),
     ],
 )
 def test_a_wrong_option_ends_in_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ async def test_wrong_bytes_from_everybody_end_in_an_error_that_names_them(
 ) -> None:
     peers.spoiled["bad"] = (piece, b"{}" * 50)
     cache = ArtifactCache(tmp_path)
-    with pytest.raises(PeerFailed, match=r"peer bad sent wrong bytes.*: try again"):
+    with pytest.raises(PeerFailed, match=r"peer bad sent wrong bytes.*; try again"):
         await cache.fetch(manifest.artifact_id, [BAD], peers)
     assert cache.load(manifest.artifact_id) is None
     assert (await cache.fetch(manifest.artifact_id, [GOOD], peers)).manifest.artifact_id == manifest.artifact_id

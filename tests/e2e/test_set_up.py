@@ -12,6 +12,12 @@ import venv
 from pathlib import Path
 
 import psutil
+import pytest
+
+import swarm
+from swarm import __version__
+from swarm.config_file import config_path
+from swarm.store.place import default_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -65,17 +71,38 @@ def test_wheel_installs_and_runs_in_a_clean_environment(tmp_path: Path, smollm2_
     assert re.search(r"-py3-none-(linux|manylinux)", wheel.name)
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True, timeout=300)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "empty")
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)]
+    subprocess.run(install, env=environment, check=True, timeout=300)
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
     (site / "borrowed.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "empty")}
     ran = subprocess.run(
         [python, "-c", LOAD, smollm2_path], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == [str(site / "shim" / "__init__.py"), "2"]
-    node = subprocess.run([tmp_path / "venv" / "bin" / "swarm-node", "--help"], capture_output=True, check=False)
-    assert node.returncode == 0
+    swarm_node = tmp_path / "venv" / "bin" / "swarm-node"
+    for arguments, expected in (
+        (["--help"], "examples:"),
+        (["--new-swarm", "--print-unit"], f"ExecStart=:{python} -P -m swarm.node.cli --new-swarm"),
+    ):
+        ran = subprocess.run(
+            [swarm_node, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        assert expected in ran.stdout
+
+
+def test_an_upgrade_keeps_what_was_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models and settings are where neither pip nor a new environment looks."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for place in (default_folder("glm-5.2-ud-iq1_s"), config_path()):
+        assert place.is_relative_to(tmp_path / "home")
+        assert __version__ not in str(place)
+        assert not place.is_relative_to(sys.prefix)
+        assert not place.is_relative_to(Path(swarm.__file__).parent)
 
 
 LOAD = """

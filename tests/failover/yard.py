@@ -60,7 +60,16 @@ class Yard:
         label = self.labels[name] = f"{name}.{self._starts}"
         first, last = self.spans[name]
         peers = ["--initial-peers", self.address] if self._first_address else ["--new-swarm"]
-        fixed = ["--model", str(self.model), "--layers", f"{first}:{last}", "--listen", "127.0.0.1:0", "--name", label]
+        fixed = [
+            "--model",
+            str(self.model),
+            "--layers",
+            f"{first}:{last}",
+            "--listen",
+            "127.0.0.1:0",
+            "--public-name",
+            label,
+        ]
         key = ["--identity", str(self._folder / f"{label}.key")]
         journals = JOURNALS.get(name[0], ())
         journals = journals if "--journal-dir" in journals else (*journals, "--journal-dir", str(self.journal_folder))

@@ -155,7 +155,21 @@ def test_no_peers(environment: dict[str, str], llama_untied_path: Path) -> None:
         (("--new-swarm", "--slots", "many"), "--slots 8x4096,2x65536"),
         (("--new-swarm", "--slots", "1x100000"), "100000 tokens are more than the model's 4096"),
         (("--new-swarm", "--memory", "much"), "--memory 20GiB"),
+        (
+            ("--new-swarm", "--journal-memory", "lots"),
+            "--journal-memory lots: not a size; write for example --journal-memory 256M",
+        ),
         (("--new-swarm", "--listen", "here"), "--listen 0.0.0.0:4001"),
+        (("--new-swarm", "--announce-maddrs", "192.0.2.7:4001"), "--announce-maddrs /ip4/203.0.113.9/tcp/4001"),
+        (
+            ("--new-swarm", "--weights", "heavy"),
+            "invalid choice: 'heavy' (choose from 'mapped', 'prefetched', 'locked')",
+        ),
+        (("--new-swarm", "--source", "hub"), "is a file of this machine"),
+        (
+            ("--new-swarm", "--config", "/no/such.toml"),
+            "--config /no/such.toml: no such file; write one with: swarm-node",
+        ),
         (("--new-swarm", "--kv-type", "q3"), "choose one of f32, f16, q8_0"),
         (("--new-swarm", "--threads", "0"), "--threads 0: out of range"),
         (("--new-swarm", "--drain-seconds", "-1"), "choose 0 to leave at once"),
@@ -174,18 +188,13 @@ def test_wrong_options(
     assert ended.returncode == 2
 
 
-def test_the_pinned_model_says_where_its_files_come_from(environment: dict[str, str], tmp_path: Path) -> None:
-    ended = run(environment, "--new-swarm")
-    assert complaint(ended) == (
-        "glm-5.2-ud-iq1_s: no folder with its files was named; name one with --model-dir DIR or SWARM_GLM52_DIR, or "
-        "download them first (6 files, 201.8 GiB, folder UD-IQ1_S of unsloth/GLM-5.2-GGUF at revision abc55e725277): "
-        "hf download unsloth/GLM-5.2-GGUF --revision abc55e72527792c6e77069c99b4cb7de16fa9f23 --include 'UD-IQ1_S/*' "
-        "--local-dir DIR"
-    )
-    assert ended.returncode == 3
-    ended = run(environment | {"SWARM_GLM52_DIR": str(tmp_path)}, "--new-swarm")
-    assert f"{tmp_path}: 6 of the 6 files of glm-5.2-ud-iq1_s are missing, the first is GLM-5.2-" in complaint(ended)
-    assert ended.returncode == 3
+def test_a_folder_without_the_pinned_models_files(environment: dict[str, str], tmp_path: Path) -> None:
+    for place in (("--model-dir", str(tmp_path)), ()):
+        ended = run(environment | {"SWARM_GLM52_DIR": str(tmp_path)}, "--new-swarm", *place)
+        assert f"{tmp_path}: 6 of the 6 files of glm-5.2-ud-iq1_s are missing, the first is GLM-5.2-" in complaint(
+            ended
+        )
+        assert ended.returncode == 3
 
 
 def test_a_name_that_is_none(environment: dict[str, str]) -> None:
@@ -230,10 +239,12 @@ def test_unreachable_initial_peer(environment: dict[str, str], llama_untied_path
 def test_help_shows_how_and_loads_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['swarm-node', '--help']\n"
-        "import atexit; atexit.register(lambda: print({'hivemind', 'torch', 'rich'} & set(sys.modules)))\n"
+        "heavy = {'hivemind', 'torch', 'rich', 'numpy', 'gguf'}\n"
+        "import atexit; atexit.register(lambda: print(heavy & set(sys.modules)))\n"
         "from swarm.node.cli import main; main()"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "one command is\nenough" in ended.stdout
     assert "swarm-node --model model.gguf --layers 0:10 --new-swarm" in ended.stdout
     assert ended.stdout.endswith("set()\n")
 
@@ -290,9 +301,14 @@ def test_the_first_node_tells_how_to_start_the_second(environment: dict[str, str
         told = first.read_until(r"^next machine: swarm-node --model (\S+) --initial-peers (/ip4/127\S+)$")
         assert told[1] == model
         assert "nobody serves 3:6 yet" in first.read_until("^ready: serving layers 0:3 of llama-untied .*").string
-        small = ("--memory", "60MiB", "--slots", "1x512", "--explain")
+        small = ("--memory", "60MiB", "--slots", "1x512")
+        looked = run(environment, "--model", model, "--initial-peers", told[2], *small, "--explain")
+        assert (looked.returncode, looked.stderr) == (0, "")
+        assert [line.partition(":")[0] for line in looked.stdout.splitlines()] == ["chosen", *3 * ["lost"], "memory"]
         with started(environment, "--model", model, "--initial-peers", told[2], *small) as second:
-            ready = second.read_until(r"^ready: serving layers (\d):(\d) of llama-untied with 1 other peer;")
+            ready = second.read_until(
+                r"^ready: serving layers (\d):(\d) of llama-untied \([0-9a-f]{12}\) with 1 other peer;"
+            )
             assert any(line.startswith("chosen: layers") for line in second.lines)
             assert int(ready[2]) == 6, "the layers that nobody serves"
             assert first.process.pid != second.process.pid

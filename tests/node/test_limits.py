@@ -170,7 +170,7 @@ async def test_a_client_goes_to_another_node_and_shuns_nobody(nodes: tuple[Swarm
         reader = InfoReader(client._network, client.config.timeouts)
         use_up(nodes[0].shared.rates.questions, client.peer_id)
         with pytest.raises(
-            NodeFull, match=r"takes no more from this client: questions a minute: at most 2 .*try later"
+            NodeFull, match=r"takes no more from this client: questions a minute: at most 2 .*try again in"
         ):
             await reader.describe(Source(PeerId(nodes[0].peer_id), nodes[0].addresses))
     assert not [line for line in said if "waiting" in line]

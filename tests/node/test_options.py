@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from shim.types import ContextSpec, KvType
 from swarm.errors import UsageError
 from swarm.node import options
 from swarm.node.config import HostPort
-from swarm.node.settings import DEFAULT_MODEL, load_settings
 from swarm.node.slots import bounded, chunk_within_stall, default_slots, parse_slots
 
 PEER = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWSHj3RRbBjD15g6wekV8y3mm57Pobmps2g2WJm6F67Lay"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("20GiB", 20 << 30), ("20G", 20 << 30), ("1.5gb", 3 << 29), ("512 MiB", 512 << 20), ("1000", 1000)],
-)
-def test_memory(text: str, expected: int) -> None:
-    assert options.memory_bytes(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "0", "many", "-3G", "20GG"])
-def test_bad_memory(text: str) -> None:
-    with pytest.raises(UsageError, match="--memory 20GiB"):
-        options.memory_bytes(text)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +31,21 @@ def test_listen(text: str, expected: str) -> None:
 def test_bad_listen(text: str) -> None:
     with pytest.raises(UsageError, match="--listen"):
         options.listen_multiaddr(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["/ip4/203.0.113.9/tcp/4001", "/dns4/node.example/tcp/4001", f"/ip6/2001:db8::1/tcp/1/p2p/{PEER[-52:]}"]
+)
+def test_announced(text: str) -> None:
+    assert options.announce_multiaddr(f" {text} ") == text
+
+
+@pytest.mark.parametrize(
+    "text", ["203.0.113.9:4001", "/ip4/203.0.113.9", "/ip4/0.0.0.0/tcp/4001", "/ip4/1.2.3.4/tcp/0"]
+)
+def test_what_nobody_can_dial_is_not_announced(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--announce-maddrs .*: nobody can dial that; write for example"):
+        options.announce_multiaddr(text)
 
 
 @pytest.mark.parametrize(
@@ -114,20 +112,3 @@ def test_kv_type() -> None:
     assert options.kv_type("Q8_0") == KvType.Q8_0
     with pytest.raises(UsageError, match="f16"):
         options.kv_type("int3")
-
-
-def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text(f'model = "a.gguf"\ninitial_peers = ["{PEER}"]\n')
-    assert load_settings({}, file).model == "a.gguf"
-    assert load_settings({}, file).initial_peers == (PEER,)
-    assert load_settings({"SWARM_MODEL": "b.gguf"}, file).model == "b.gguf"
-    assert load_settings({}, tmp_path / "absent.toml").model == DEFAULT_MODEL
-
-
-@pytest.mark.parametrize("text", ["model = [", "model = 3", "initial_peers = 3"])
-def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text(text)
-    with pytest.raises(UsageError, match=r"config\.toml"):
-        load_settings({}, file)

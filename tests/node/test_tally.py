@@ -34,9 +34,9 @@ def test_a_sum_is_what_one_would_have_seen(left: list[float], right: list[float]
 def test_what_is_recomputed_is_no_new_token() -> None:
     tally = Tally()
     prefill = pb.Step(kind=pb.PREFILL, n_tokens=16)
-    tally.called([prefill], 16, 0.2, 0.001)
-    tally.called([pb.Step(kind=pb.DECODE, n_tokens=1), pb.Step(kind=pb.DECODE, n_tokens=2)], 3, 0.1, 0.001)
-    tally.called([pb.Step(kind=pb.PREFILL, n_tokens=8, replay=True)], 8, 0.1, 0.001)
+    tally.called([prefill], 16, 2, 0.2, 0.001)
+    tally.called([pb.Step(kind=pb.DECODE, n_tokens=1), pb.Step(kind=pb.DECODE, n_tokens=2)], 3, 2, 0.1, 0.001)
+    tally.called([pb.Step(kind=pb.PREFILL, n_tokens=8, replay=True)], 8, 2, 0.1, 0.001)
     assert tally.tokens == {"prefill": 16, "decode": 3, "replay": 8}
     assert tally.call_rows.sum == 27
     assert (tally.call_sessions.count, tally.call_sessions.sum) == (3, 4)

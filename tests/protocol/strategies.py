@@ -145,7 +145,7 @@ bodies: dict[type[Body], st.SearchStrategy[Body]] = {
     pb.ArtifactRequest: st.builds(
         pb.ArtifactRequest,
         artifact_id=hex_ids,
-        piece=st.sampled_from([pb.MANIFEST, pb.HEADER]),
+        piece=st.sampled_from([pb.MANIFEST, pb.HEADER, pb.DIGESTS]),
         offset=st.integers(0, limits.MAX_ARTIFACT_PIECE_BYTES),
     ),
     pb.ArtifactPart: cut_pieces().map(lambda cut: pb.ArtifactPart(offset=cut[0], total_bytes=cut[1], data=cut[2])),

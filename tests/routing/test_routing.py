@@ -93,6 +93,14 @@ def test_near_peers_are_preferred_from_either_sides_measurement() -> None:
     assert routed([record("a", 0, 10), record("b", 0, 10)], client_rtt_seconds={"a": 0.3, "b": 0.001})[0][0] == "b"
 
 
+def test_nobody_is_near_by_saying_so() -> None:
+    """Of two that tell different things about the way between them, the slower one is believed."""
+    entries = [record("a", 0, 5, links={"c": 0.05}), record("liar", 0, 5, links={"c": 0.0})]
+    told = record("c", 5, 10, links={"a": 0.05, "liar": 0.3})
+    assert routed([*entries, told])[0] == ("a", 0, 5)
+    assert routed([record("liar", 0, 5, links={"c": 0.3}), record("b", 0, 5), record("c", 5, 10)])[0] == ("b", 0, 5)
+
+
 def test_the_estimate_adds_up() -> None:
     records = [
         record("a", 0, 4, decode_tokens_per_second=50, links={"b": 0.03}, queue=2),

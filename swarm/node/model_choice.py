@@ -1,0 +1,115 @@
+"""Which model a node serves, and whether its files are here or its parts are fetched: from what the operator named.
+
+A model by path is a file that is here. A pinned model by name is here when a folder of its files is named, else its
+parts are fetched, from the hub unless another source is named. A small model that comes with the program is fetched
+only from a named source. A manifest of one's own always needs a source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.artifact import catalog
+from swarm.artifact.gguf_set import shard_name
+from swarm.artifact.local_path import is_folder, user_path
+from swarm.artifact.manifest import Manifest
+from swarm.artifact.verify import read_manifest
+from swarm.errors import UsageError
+from swarm.node.config import StoreOptions
+from swarm.store.lists import find_digests
+from swarm.store.place import default_folder
+
+HUB = "hub"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the operator named. ``source`` is the option's text. With a ``manifest``, ``model`` does not count."""
+
+    model: str
+    model_dir: Path | None = None
+    manifest: Path | None = None
+    source: str | None = None
+    data_dir: Path | None = None
+    bytes_per_second: int | None = None
+    disk_reserve_bytes: int = StoreOptions.disk_reserve_bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """``path`` is the model's first file: it is here, or ``store`` says how its parts get there."""
+
+    path: Path
+    name: str
+    store: StoreOptions | None = None
+
+
+def choose_model(wanted: Wanted) -> Found:
+    """Raises ``UsageError`` for options that don't go together, ``NotAModel`` for files that are not there."""
+    if wanted.source is not None and wanted.model_dir is not None:
+        raise UsageError("--model-dir and --source exclude each other: files are here or are fetched; leave one out")
+    source = None if wanted.source is None else checked_source(wanted.source)
+    if wanted.manifest is not None:
+        return _by_manifest(wanted, wanted.manifest, source)
+    pinned = catalog.PINNED.get(wanted.model.lower())
+    if pinned is not None and wanted.model_dir is None:
+        return _fetched(wanted, pinned.name, pinned.manifest, source or HUB)
+    if source is not None:
+        known = catalog.KNOWN.get(wanted.model.lower())
+        if known is None:
+            raise UsageError(
+                f"--source {source}: {wanted.model} is a file of this machine; leave it out, or name what to fetch "
+                f"with --model {'|'.join(catalog.NAMES)} or --manifest FILE"
+            )
+        if source == HUB:
+            raise UsageError(f"--source {HUB}: {known.name} is not there; leave it out, it comes with this program")
+        return _fetched(wanted, known.name, known.manifest, source)
+    local = catalog.find_model(wanted.model, wanted.model_dir, {})
+    return Found(local.path, local.name)
+
+
+def checked_source(text: str) -> str:
+    """``hub``, an http(s) URL, or a folder that is there, with its absolute path. Raises ``UsageError`` as the store
+    does, but before anything else is done."""
+    if text.strip().lower() == HUB:
+        return HUB
+    scheme, separator, rest = text.partition("://")
+    if separator:
+        if scheme.lower() not in ("http", "https") or not rest.strip("/"):
+            raise UsageError(
+                f"--source {scheme}://...: that is no http or https address; write {HUB}, a folder, or "
+                "https://host/folder"
+            )
+        return text
+    folder = user_path(text)
+    if not is_folder(folder):
+        raise UsageError(
+            f"--source {text}: no such folder; write {HUB}, a folder, or an address that begins with https://"
+        )
+    return str(folder.absolute())
+
+
+def _by_manifest(wanted: Wanted, path: Path, source: str | None) -> Found:
+    if wanted.model_dir is not None:
+        raise UsageError("--manifest describes what is fetched; leave --model-dir out, or serve the files by --model")
+    if source is None or source == HUB:
+        raise UsageError(f"--manifest {path}: say where its files are with --source URL or --source DIR")
+    manifest = read_manifest(path)
+    manifest = manifest.with_file_names(file_names(path.stem, len(manifest.files)))
+    return _fetched(wanted, path.stem, manifest, source, path)
+
+
+def file_names(stem: str, n_files: int) -> tuple[str, ...]:
+    """Of a model whose manifest is ``stem.json``."""
+    if n_files == 1:
+        return (f"{stem}.gguf",)
+    return tuple(shard_name(stem, number, n_files) for number in range(1, n_files + 1))
+
+
+def _fetched(wanted: Wanted, name: str, manifest: Manifest, source: str, path: Path | None = None) -> Found:
+    """``path`` is the manifest's, where it comes from a file."""
+    folder = (wanted.data_dir or default_folder(name)).absolute()
+    digests = find_digests(manifest, path)
+    store = StoreOptions(manifest, folder, source, wanted.bytes_per_second, wanted.disk_reserve_bytes, digests)
+    return Found(folder / manifest.files[0].name, name, store)

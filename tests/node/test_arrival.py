@@ -1,0 +1,110 @@
+"""Which layers a node comes to: bounded by memory and disk, beside others that come at the same moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dht.record import NodeState, SpanRecord
+from shim.types import ContextSpec
+from swarm.artifact.catalog import GLM52, GLM_TINY, KNOWN
+from swarm.errors import NotEnoughMemory, StoreError
+from swarm.node.arrival import believed
+from swarm.node.completeness import Completeness
+from swarm.node.config import ModelOptions, StoreOptions
+from swarm.node.plan import Planner
+from swarm.node.stored_parts import StoredParts
+from tests.routing.records import CUTS, record
+
+TINY = KNOWN[GLM_TINY].manifest
+GIB = 1 << 30
+
+
+class Disk:
+    """``bytes_per_layer`` are missing of each layer that is not held."""
+
+    def __init__(self, room_bytes: int, *held: int) -> None:
+        self._room_bytes = room_bytes
+        self._held = frozenset(held)
+
+    def missing_bytes(self, first: int, last: int, *, mtp: bool = False) -> int:
+        return GIB * len(set(range(first, last)) - self._held)
+
+    def room_bytes(self) -> int:
+        return self._room_bytes
+
+
+def planner(disk: Disk, memory_bytes: int = 1 << 40) -> Planner:
+    options = ModelOptions(Path(), memory_bytes=memory_bytes, contexts=(ContextSpec(1, 512),))
+    return Planner(GLM52.manifest, options, 1 << 40, disk)
+
+
+def test_the_disk_bounds_what_is_chosen() -> None:
+    assert planner(Disk(200 * GIB)).choose((), "me").span == (0, 78)
+    assert planner(Disk(20 * GIB)).choose((), "me").span == (0, 18)
+
+
+def test_what_is_held_takes_no_room() -> None:
+    assert planner(Disk(20 * GIB, *range(30))).choose((), "me").span == (0, 50)
+
+
+def test_the_error_names_what_is_too_small() -> None:
+    with pytest.raises(
+        StoreError, match=r"hold layers 0:78, but even layers 0:1 need 512\.0 MiB more than the 512\.0 M"
+    ):
+        planner(Disk(GIB // 2)).choose((), "me")
+    with pytest.raises(StoreError, match=r"need 1\.0 GiB more than the 0 B that may be taken; free some, lower"):
+        planner(Disk(-GIB)).choose((), "me")
+    with pytest.raises(NotEnoughMemory, match="the smallest span, layers 1:2, needs"):
+        planner(Disk(-GIB), memory_bytes=1).choose((), "me")
+
+
+async def test_nothing_is_held_where_there_is_no_folder(tmp_path: Path) -> None:
+    store = StoreOptions(TINY, tmp_path / "none" / "yet", "http://127.0.0.1:9/files")
+    options = ModelOptions(Path(), "0:2", contexts=(ContextSpec(1, 512),), store=store)
+    parts = await StoredParts.look(options)
+    plan = Planner(TINY, replace(options, memory_bytes=GIB), GIB, parts).explicit()
+    assert plan is not None
+    assert parts.held_spans() == ()
+    missing = parts.missing_bytes(0, 2)
+    assert TINY.span_bytes(0, 2) + TINY.files[0].header_bytes <= missing < TINY.size_bytes
+    assert parts.intent(plan).startswith(f"will fetch {missing / (1 << 20):.1f} MiB of 12.9 MiB (0 B are here already)")
+    parts.check_room(plan)
+    assert not (tmp_path / "none").exists()
+
+
+def joining(peer_id: str, first: int, last: int) -> SpanRecord:
+    return record(peer_id, first, last, state=NodeState.JOINING)
+
+
+def test_whoever_was_seen_before_the_choice_is_believed() -> None:
+    seen = frozenset([("a", 0, 5)])
+    records = [joining("a", 0, 5), joining("b", 0, 5), record("c", 5, 10)]
+    assert [each.state for each in believed(records, seen)] == [NodeState.ONLINE, NodeState.JOINING, NodeState.ONLINE]
+    assert [each.state for each in believed([joining("a", 5, 10)], seen)] == [NodeState.JOINING]
+
+
+def test_completeness_is_told_when_it_changes() -> None:
+    model = replace(TINY, name="tiny")
+    n_layers = model.n_layers
+    assert CUTS[-1] != n_layers
+
+    def served(*spans: tuple[int, int], state: NodeState = NodeState.ONLINE) -> list[SpanRecord]:
+        return [
+            record(str(span), *span, state=state).model_copy(
+                update={"artifact_id": model.artifact_id, "n_layers": n_layers}
+            )
+            for span in spans
+        ]
+
+    completeness = Completeness(model)
+    assert completeness.look(served((0, 2))) == ""
+    assert completeness.look(served((0, 2))) == ""
+    assert completeness.look(served((0, 2), (6, 8))) == ("the swarm is still incomplete: nobody serves layers 2:6")
+    assert completeness.look(served((0, 2), (2, 6), (6, 8))) == "the swarm is complete: every layer of tiny is served"
+    assert completeness.look(served((0, 2), (2, 6), (2, 6), (6, 8))) == ""
+    assert completeness.look([*served((0, 2), (6, 8)), *served((2, 6), state=NodeState.DRAINING)]) == (
+        "the swarm is incomplete: nobody serves layers 2:6 any more; start a node for them"
+    )

@@ -1,0 +1,178 @@
+"""A node that chose its layers by itself takes others when the swarm needs it there, and nobody loses a session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dht.record import NodeState
+from shim.errors import ModelError
+from swarm import ClientConfig, SwarmClient
+from swarm.client import LastingSession
+from swarm.moving import MoveRules
+from swarm.node.config import NodeConfig
+from swarm.node.engine_host import EngineHost
+from swarm.node.node import SwarmNode
+from swarm.node.plan import Planner
+from swarm.node.reporter import Silent
+from swarm.node.sessions import Counts
+from swarm.turns import Turns
+from tests.e2e.chains import Script, unsplit_logits
+from tests.node.harness import CHUNK, CONTEXT, SLOTS, config, until
+
+SOON = MoveRules(
+    join_delay_seconds=0.0,
+    second_look_seconds=0.1,
+    recheck_seconds=0.2,
+    turns=Turns(turn_seconds=1.0, settle_seconds=0.0),
+    patience_seconds=0.0,
+    repair_step_seconds=0.5,
+)
+HALVES = ((0, 3), (3, 6))
+
+
+class Lines(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def auto(model: Path, folder: Path, peers: Sequence[str]) -> NodeConfig:
+    """For a machine on which three of the six layers fit."""
+    made = config(model, "auto", folder, peers, drain_seconds=20.0)
+    return replace(made, moves=SOON, look_seconds=0.1)
+
+
+@asynccontextmanager
+async def of_two_halves(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[SwarmNode, SwarmNode, SwarmNode, Lines]]:
+    """Three nodes: two that stay where they were told to be, and one that has chosen the second half."""
+    monkeypatch.setattr(Planner, "budget_bytes", property(_half_of_the_model))
+    lines = Lines()
+    async with (
+        SwarmNode(config(model, "0:3", folder, drain_seconds=20.0)) as first,
+        SwarmNode(auto(model, folder, first.addresses), lines) as mover,
+        SwarmNode(config(model, "3:6", folder, first.addresses)) as second,
+    ):
+        assert mover.span == (3, 6)
+        yield first, second, mover, lines
+
+
+def _half_of_the_model(planner: Planner) -> int:
+    if planner.options.layers != "auto":
+        return 4 << 30
+    return max(planner._memory(*half, SLOTS).total_bytes for half in HALVES)
+
+
+async def steps(session: LastingSession, script: Script, at: int, stop: int) -> list[bytes]:
+    rows = []
+    for request in script.requests[at:stop]:
+        await session.step(request)
+        rows.append((await session.fetch_row(request.start + len(request.tokens) - 1)).tobytes())
+    return rows
+
+
+async def test_a_node_takes_the_layers_of_one_that_leaves_and_sessions_go_on(
+    llama_untied_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script.random(256, 20, 8, CHUNK)
+    expected = [row.tobytes() for row in unsplit_logits(llama_untied_path, script, context_tokens=CONTEXT)]
+    n_steps = len(script.requests)
+    async with of_two_halves(llama_untied_path, tmp_path, monkeypatch) as (first, second, mover, lines):
+        own_config = ClientConfig(cache_dir=tmp_path / "cache")
+        async with (
+            SwarmClient.connect(list(first.addresses), own_config) as client,
+            await client.open_session(CONTEXT) as session,
+        ):
+            rows = await steps(session, script, 0, n_steps // 2)
+            peer_id, served = mover.peer_id, mover.serving
+            leaving = asyncio.create_task(first.drain())
+            await until(lambda: mover.span == (0, 3) and mover.state is NodeState.ONLINE)
+            assert mover.peer_id == peer_id and mover.serving is not served
+            assert served.host.pid is None, "its memory was given back"
+            rows += await steps(session, script, n_steps // 2, n_steps)
+            assert rows == expected
+        await asyncio.wait_for(leaving, 20)
+        await until(partial(_has_nothing, mover))
+        assert "moving from layers 3:6 to 0:3" in lines.lines
+        assert "serving layers 0:3" in lines.lines
+        known = {record.peer_id: (record.first, record.last) for record in await second.records()}
+        assert known[mover.peer_id] == (0, 3)
+
+
+def _has_nothing(node: SwarmNode) -> bool:
+    return node.counts() == Counts() and node.shared.copies == 0
+
+
+async def test_layers_that_cannot_be_loaded_leave_the_old_ones_in_service(
+    llama_untied_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with of_two_halves(llama_untied_path, tmp_path, monkeypatch) as (first, _second, mover, lines):
+        start = EngineHost.start
+
+        async def broken(host: EngineHost, on_progress: object = None) -> object:
+            if host._config.first == 0:
+                raise ModelError("the disk is broken")
+            return await start(host)
+
+        monkeypatch.setattr(EngineHost, "start", broken)
+        await first.drain()
+        await until(lambda: "serving layers 3:6" in lines.lines)
+        assert lines.lines[-4:] == [
+            "moving from layers 3:6 to 0:3",
+            "layers 0:3 can't be served: the engine can't load the model: the disk is broken; download it again",
+            "going back to layers 3:6",
+            "serving layers 3:6",
+        ]
+        assert (mover.span, mover.state) == ((3, 6), NodeState.ONLINE)
+
+
+async def test_a_node_that_moves_can_leave_at_any_moment(
+    llama_untied_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with of_two_halves(llama_untied_path, tmp_path, monkeypatch) as (first, second, mover, _lines):
+        begun = asyncio.Event()
+
+        async def endless(_host: EngineHost, _on_progress: object = None) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(EngineHost, "start", endless)
+        await first.drain()
+        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(mover.drain(), 5)
+        mover._stop.set()
+        await asyncio.wait_for(mover.wait(), 10)
+        await until(partial(_is_unknown, second, mover.peer_id))
+
+
+async def _is_unknown(node: SwarmNode, peer_id: str) -> bool:
+    return all(record.peer_id != peer_id for record in await node.records())
+
+
+async def test_the_operator_hears_when_the_swarm_becomes_incomplete_and_complete(
+    llama_untied_path: Path, tmp_path: Path
+) -> None:
+    lines = Lines()
+    kept = replace(config(llama_untied_path, "0:3", tmp_path), look_seconds=0.1)
+    async with SwarmNode(kept, lines) as node:
+        async with SwarmNode(config(llama_untied_path, "3:6", tmp_path, node.addresses)):
+            await until(lambda: bool(_of_the_swarm(lines)))
+        await until(lambda: len(_of_the_swarm(lines)) == 2)
+    assert _of_the_swarm(lines) == [
+        "the swarm is complete: every layer of llama-untied is served",
+        "the swarm is incomplete: nobody serves layers 3:6 any more; start a node for them",
+    ]
+
+
+def _of_the_swarm(lines: Lines) -> list[str]:
+    return [line for line in lines.lines if line.startswith("the swarm is")]

@@ -1,0 +1,212 @@
+"""``swarm-artifact verify`` of fetched parts: a byte that changed on the disk, and bytes that never were right."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.range_server import RangeServer
+from swarm.artifact.catalog import GLM_TINY, KNOWN
+from swarm.artifact.digest_list import SUFFIX, DigestList
+from swarm.artifact.manifest import Manifest, TensorEntry, load_manifest
+from swarm.store.cli import main
+from swarm.store.partial_copy import PartialCopy
+from swarm.store.pieces import PieceTable
+from tests import models
+
+Run = Callable[..., tuple[int, str, str]]
+TINY = KNOWN[GLM_TINY]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Iterator[RangeServer]:
+    """Serves glm-tiny, and a random Llama as ``mine.gguf``."""
+    folder = tmp_path / "origin"
+    folder.mkdir()
+    shutil.copy(TINY.fetch(), folder / TINY.file_name)
+    path = models.write_llama(folder / "mine.gguf")
+    (tmp_path / "mine.json").write_bytes(load_manifest(path).to_json())
+    with RangeServer(folder) as server:
+        yield server
+
+
+def tensor(manifest: Manifest, name: str) -> TensorEntry:
+    return next(tensor for tensor in manifest.tensors if tensor.name == name)
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(at)
+        byte = stream.read(1)[0]
+        stream.seek(at)
+        stream.write(bytes([byte ^ 0x10]))
+
+
+def fetched(run: Run, server: RangeServer, folder: Path, *what: str | Path, layers: str = "2:6") -> Path:
+    code, _, err = run(
+        "fetch", *what, "--layers", layers, "--source", server.url, "--data-dir", folder, "--disk-reserve", 0
+    )
+    assert (code, err) == (0, "")
+    server.asked.clear()
+    return folder
+
+
+DAMAGED = "blk.3.ffn_gate_exps.weight"
+
+
+def test_a_flipped_byte_is_named_and_fetched_again_alone(run: Run, origin: RangeServer, tmp_path: Path) -> None:
+    folder = fetched(run, origin, tmp_path / "parts", GLM_TINY)
+    code, out, err = run("verify", folder)
+    assert (code, err) == (0, "")
+    assert "1/1 glm-tiny.gguf:" in out
+    assert "that are here are the model's, by its digest list" in out
+    entry = tensor(TINY.manifest, DAMAGED)
+    flip(folder / TINY.file_name, entry.offset + entry.bytes - 1)
+    code, out, err = run("verify", folder)
+    assert code == 3
+    assert f"damaged on the disk in tensor {DAMAGED} (1 piece)" in out
+    assert "wrong bytes in glm-tiny.gguf; fetch " in err
+    assert not origin.asked
+    code, out, err = run("verify", folder, "--repair", "--source", origin.url)
+    assert (code, err) == (0, "")
+    assert f"1 piece fetched again from {origin.url}" in out
+    (piece,) = PieceTable(TINY.manifest).of_tensor(DAMAGED)
+    ranges = [(asked.start, asked.stop) for asked in origin.asked if asked.sent_bytes > 1]
+    assert ranges == [(piece.start, piece.stop)]
+    assert (folder / TINY.file_name).read_bytes()[entry.offset :][: entry.bytes] == TINY.fetch().read_bytes()[
+        entry.offset :
+    ][: entry.bytes]
+    assert run("verify", folder)[0] == 0
+
+
+def test_a_damaged_header_is_fetched_again(run: Run, origin: RangeServer, tmp_path: Path) -> None:
+    folder = fetched(run, origin, tmp_path / "parts", GLM_TINY)
+    flip(folder / TINY.file_name, TINY.manifest.files[0].header_bytes // 2)
+    code, _, err = run("verify", "--quick", folder)
+    assert code == 3
+    assert "fetch the headers again with: swarm-artifact verify --repair" in err
+    assert run("verify", folder, "--repair", "--source", origin.url)[0] == 0
+    assert sum(asked.sent_bytes for asked in origin.asked) <= TINY.manifest.files[0].header_bytes + 2
+    assert run("verify", "--quick", folder)[0] == 0
+
+
+def test_wrong_bytes_of_a_source_do_not_pass_a_list(run: Run, origin: RangeServer, tmp_path: Path) -> None:
+    entry = tensor(TINY.manifest, DAMAGED)
+    flip(origin.folder / TINY.file_name, entry.offset)
+    given = ("--layers", "2:6", "--source", origin.url, "--data-dir", tmp_path / "parts", "--disk-reserve", 0)
+    code, _, err = run("fetch", GLM_TINY, *given)
+    assert code == 3
+    assert f"tensor {DAMAGED} has wrong bytes, also when fetched again; choose another --source" in err
+    assert sum(asked.start <= entry.offset < asked.stop for asked in origin.asked) == 2
+    with PartialCopy.look(tmp_path / "parts", TINY.manifest) as copy:
+        assert copy.tensor_digest(DAMAGED) is None
+    flip(origin.folder / TINY.file_name, entry.offset)
+    assert run("fetch", GLM_TINY, *given)[0] == 0
+    assert run("verify", tmp_path / "parts")[0] == 0
+
+
+def test_what_is_here_and_wrong_is_fetched_again_by_the_next_fetch(
+    run: Run, origin: RangeServer, tmp_path: Path
+) -> None:
+    """Nothing is missing, but the list is new."""
+    manifest, path = load_manifest(origin.folder / "mine.gguf"), tmp_path / "mine.json"
+    assert run("seal", origin.folder / "mine.gguf", "-o", tmp_path / "list.json")[0] == 0
+    entry = tensor(manifest, "blk.2.ffn_up.weight")
+    flip(origin.folder / "mine.gguf", entry.offset)
+    folder = fetched(run, origin, tmp_path / "parts", "--manifest", path)
+    flip(origin.folder / "mine.gguf", entry.offset)
+    shutil.copy(tmp_path / "list.json", tmp_path / f"mine{SUFFIX}")
+    fetched(run, origin, folder, "--manifest", path)
+    assert run("verify", folder, "--manifest", path)[0] == 0
+
+
+def test_a_list_that_came_later_finds_what_was_wrong_from_the_start(
+    run: Run, origin: RangeServer, tmp_path: Path
+) -> None:
+    manifest, path = load_manifest(origin.folder / "mine.gguf"), tmp_path / "mine.json"
+    assert run("seal", origin.folder / "mine.gguf", "-o", tmp_path / "list.json")[0] == 0
+    entry = tensor(manifest, "blk.2.ffn_up.weight")
+    flip(origin.folder / "mine.gguf", entry.offset + 5)
+    folder = fetched(run, origin, tmp_path / "parts", "--manifest", path)
+    code, out, _ = run("verify", folder, "--manifest", path)
+    assert code == 0
+    assert "that are here are as they came (nobody has sealed this model)" in out
+    shutil.copy(tmp_path / "list.json", tmp_path / f"mine{SUFFIX}")
+    code, out, _ = run("verify", folder, "--manifest", path)
+    assert code == 3
+    assert "mine.gguf: " in out
+    assert "never right by the digest list in tensor blk.2.ffn_up.weight" in out
+    repair = ("verify", folder, "--manifest", path, "--repair", "--source", origin.url)
+    code, _, err = run(*repair)
+    assert code == 3
+    assert "tensor blk.2.ffn_up.weight has wrong bytes, also when fetched again" in err
+    flip(origin.folder / "mine.gguf", entry.offset + 5)
+    assert run(*repair)[0] == 0
+
+
+def test_a_whole_file_has_to_match_its_sha256_also_without_a_list(
+    run: Run, origin: RangeServer, tmp_path: Path
+) -> None:
+    manifest, path = load_manifest(origin.folder / "mine.gguf"), tmp_path / "mine.json"
+    entry = tensor(manifest, "blk.2.ffn_up.weight")
+    flip(origin.folder / "mine.gguf", entry.offset + 5)
+    folder = tmp_path / "parts"
+    run(
+        "fetch",
+        "--manifest",
+        path,
+        "--layers",
+        "all",
+        "--source",
+        origin.url,
+        "--data-dir",
+        folder,
+        "--disk-reserve",
+        0,
+    )
+    code, out, _ = run("verify", folder, "--manifest", path)
+    assert code == 3
+    assert "all of it, and its SHA-256 is not the model's" in out
+    flip(origin.folder / "mine.gguf", entry.offset + 5)
+    assert run("verify", folder, "--manifest", path, "--repair", "--source", origin.url)[0] == 0
+    assert (folder / "mine.gguf").read_bytes() == (origin.folder / "mine.gguf").read_bytes()
+
+
+def test_a_repair_takes_no_other_bytes_than_were_here(run: Run, origin: RangeServer, tmp_path: Path) -> None:
+    """Without a list the digest of what came first is all there is to compare with."""
+    manifest, path = load_manifest(origin.folder / "mine.gguf"), tmp_path / "mine.json"
+    folder = fetched(run, origin, tmp_path / "parts", "--manifest", path)
+    entry = tensor(manifest, "blk.2.ffn_up.weight")
+    flip(folder / "mine.gguf", entry.offset)
+    flip(origin.folder / "mine.gguf", entry.offset + 1)
+    code, _, err = run("verify", folder, "--manifest", path, "--repair", "--source", origin.url)
+    assert code == 3
+    assert "gives other bytes of tensor blk.2.ffn_up.weight than were here at first; choose another --source" in err
+    with PartialCopy.look(folder, manifest.with_file_names(["mine.gguf"])) as copy:
+        assert copy.tensor_digest("blk.2.ffn_up.weight") is None
+
+
+def test_options_that_do_not_fit(run: Run, origin: RangeServer, tmp_path: Path) -> None:
+    folder = fetched(run, origin, tmp_path / "parts", GLM_TINY)
+    code, _, err = run("verify", folder, "--repair")
+    assert code == 2
+    assert "--repair: say where the right bytes come from, with --source URL or --source DIR" in err
+    code, _, err = run("verify", origin.folder / "mine.gguf", "--manifest", tmp_path / "mine.json", "--repair")
+    assert code == 2
+    assert "are for fetched parts" in err
+    (tmp_path / f"mine{SUFFIX}").write_bytes(DigestList(TINY.artifact_id, {"a": "0" * 64}).to_json())
+    code, _, err = run("verify", folder, "--manifest", tmp_path / "mine.json")
+    assert code == 2
+    assert "a digest list of artifact" in err
