@@ -22,9 +22,9 @@ from dht.record import NodeState, SpanRecord
 from swarm.artifact.catalog import GLM52
 from swarm.errors import NotEnoughMemory
 from swarm.fleet import largest_ratio, plan_swarm
-from swarm.moving import Mover, MoveRules, Place
+from swarm.moving import Mover, MoveRules
 from swarm.node.config import ModelOptions
-from swarm.node.plan import Planner
+from swarm.node.plan import Contexts, Planner
 from swarm.node.slots import default_slots
 from swarm.placement import Cost, Coverage, choose_span, choose_window, largest_windows
 
@@ -48,10 +48,9 @@ def costs(memory_bytes: int) -> Cost:
 
 
 @cache
-def _cost(contexts: object) -> Cost:
+def _cost(contexts: Contexts) -> Cost:
     planner = Planner(MANIFEST, ModelOptions(Path(GLM52.name)), 0)
-    # its own sum, which is private because no other caller needs a span that was not chosen
-    return cache(lambda first, last: planner._memory(first, last, contexts).total_bytes)  # type: ignore[arg-type]
+    return cache(planner.place(contexts, "").cost)
 
 
 @cache
@@ -116,7 +115,7 @@ def scenarios(mixed: int) -> dict[str, Scenario]:
         "3x96": Scenario([96] * 3, 8),
         "3x128": Scenario([128] * 3, 8),
         "256 and 40x16": Scenario([256, *[16] * 40], 12, spread_seconds=600, deaths=(8 * HOUR,)),
-        f"{mixed} mixed, a third replaced": Scenario(volunteers, 8, spread_seconds=1800, life_hours=20),
+        f"{mixed} mixed with churn": Scenario(volunteers, 5, spread_seconds=1800, life_hours=20),
     }
 
 
@@ -161,17 +160,20 @@ def plans() -> tuple[dict[str, float], list[str]]:
         system = 0 if name in floor else SYSTEM_BYTES
         budgets = {f"{number}": gib * GIB - system for number, gib in enumerate(sizes)}
         memory = {name: gib * GIB for name, gib in zip(budgets, sizes, strict=True)}
-        plan = plan_swarm(CUTS, budgets, costs(min(budgets.values())), weights)
+        for contexts in default_slots(MANIFEST.n_ctx_train):
+            cost = _cost(contexts)
+            plan = plan_swarm(CUTS, budgets, cost, weights)
+            slots = ", ".join(f"{spec.slots}x{spec.tokens}" for spec in contexts)
+            if plan.chains:
+                break
+            lines.append(f"{name}, slots {slots}: no plan, layers without a machine: {plan.uncovered}")
         if not plan.chains:
-            lines.append(f"{name}: no plan, layers without a machine: {plan.uncovered}")
-            found[f"{name}: largest weights/memory ratio"] = 0.0
             continue
         chain = plan.chains[0]
-        cost = costs(min(budgets.values()))
         left = sum(budgets[machine] - cost(first, last) for machine, first, last in chain) / GIB
         spans = "|".join(f"{first}-{last - 1}" for _, first, last in chain)
         ratio = largest_ratio(chain, memory, weights)
-        lines.append(f"{name}: {spans}, largest ratio {ratio:.3f}, {left:.1f} GiB left beside 4 slots of 4,096 tokens")
+        lines.append(f"{name}: {spans}, largest ratio {ratio:.3f}, {left:.1f} GiB left beside slots {slots}")
         found[f"{name}: largest weights/memory ratio"] = ratio
         found[f"{name}: GiB left"] = left
     return found, lines
@@ -184,9 +186,8 @@ def choice_milliseconds(peers: int, repeats: int = 5) -> dict[str, float]:
     memory = 64 * GIB - SYSTEM_BYTES
     planner = Planner(MANIFEST, ModelOptions(Path(GLM52.name)), memory)
     contexts = next(iter(default_slots(MANIFEST.n_ctx_train)))
-    cost: Cost = lambda first, last: planner._memory(first, last, contexts).total_bytes  # noqa: E731
-    place = Place(CUTS, MANIFEST.artifact_id, "me", memory, cost)
-    choose = partial(choose_span, CUTS, records, memory, cost, artifact_id=MANIFEST.artifact_id, peer_id="me")
+    place = planner.place(contexts, "me")
+    choose = partial(choose_span, CUTS, records, memory, place.cost, artifact_id=MANIFEST.artifact_id, peer_id="me")
     return {
         f"choice among {peers} ms": min(_milliseconds(choose) for _ in range(repeats)),
         f"look among {peers} ms": min(

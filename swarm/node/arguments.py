@@ -99,6 +99,11 @@ def _add_commands(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("-h", "--help", action="help", help="show this text")
     add("--explain", action="store_true", help="show which layers would be chosen and why, and end; changes nothing")
+    add(
+        "--plan",
+        metavar="MACHINES",
+        help="show which layers machines of one owner would serve, for example 5x64GiB,128GiB, and end",
+    )
     add("--config", type=Path, metavar="FILE", help=f"file with settings (default: {config_path()})")
     add("--print-config", action="store_true", help="print these settings as such a file, with all keys, and end")
     add(

@@ -27,6 +27,7 @@ from swarm.node.configure import configure
 from swarm.node.console import BarConsole, PlainConsole
 from swarm.node.files import raise_open_files_limit
 from swarm.node.gather import Gathered, gather
+from swarm.node.machines import plan_lines
 from swarm.node.settings import Settings, from_folder
 from swarm.node.unit import Call, unit_text
 
@@ -58,6 +59,9 @@ def _run(given: argparse.Namespace) -> int:
     gathered = gather(flags, os.environ, named or config_path(), named=named is not None)
     if flags.get("print_config"):
         print(config_text(_from_here(gathered)), end="")
+        return 0
+    if "plan" in flags:
+        print("\n".join(plan_lines(gathered.settings, flags["plan"])))
         return 0
     try:
         config = configure(gathered.settings, explain="explain" in flags)

@@ -23,7 +23,7 @@ from swarm.node.settings import DEFAULT_MODEL, Settings, fields, flag, from_fold
 MODEL_VARIABLE = "SWARM_MODEL"
 PEERS_VARIABLE = "SWARM_PEERS"
 SOURCE_VARIABLE = "SWARM_SOURCE"
-COMMANDS = ("config", "explain", "print_config", "print_unit", "version", "help")  # of one call, not settings
+COMMANDS = ("config", "explain", "plan", "print_config", "print_unit", "version", "help")  # of one call, not settings
 _EXCLUDING = (("initial_peers", "new_swarm"), ("model_dir", "source"), ("model", "manifest"))
 _OF_A_MODEL = ("model_dir", "source", "data_dir", "manifest", "layers")
 

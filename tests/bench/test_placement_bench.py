@@ -12,7 +12,8 @@ def test_plans_fit_and_load_no_machine_more_than_needed() -> None:
     assert lines[0].startswith("5x64: 0-17|18-33|34-49|50-65|66-77, largest ratio 0.67")
     assert lines[1].startswith("3x96: 0-29|30-53|54-77, largest ratio 0.73")
     assert figures["224 GiB as 2: GiB left"] > 0
-    assert figures["224 GiB as 7: largest weights/memory ratio"] == 0.0  # pieces of 32 GiB leave a rest on each
+    assert "224 GiB as 7, slots 4x4096: no plan, layers without a machine: ((74, 78),)" in lines
+    assert figures["224 GiB as 7: largest weights/memory ratio"] < 1
 
 
 def test_joins_in_any_order_cover_what_a_plan_covers_with_a_tenth_less() -> None:
