@@ -81,6 +81,12 @@ def test_weak_layers_are_lifted_from_strong_ones() -> None:
     assert (5, 10) in candidates.values()
 
 
+def test_a_single_weak_layer_is_lifted_by_a_wide_window() -> None:
+    """Once the rest had been lifted, it was less than a quarter of any window, and stayed weakest for good."""
+    spans: Spans = {**{f"n{number}": (0, 5) for number in range(5)}, "x": (0, 9), "y": (0, 9), "z": (9, 10)}
+    assert {look(mover(name, 5), spans) for name in spans if name.startswith("n")} >= {(5, 10)}
+
+
 @pytest.mark.parametrize("spans", [{"me": (0, 5), "a": (0, 5), "b": (5, 10)}, {"me": (0, 5), "a": (0, 10)}], ids=str)
 def test_a_small_gain_moves_nobody(spans: Spans) -> None:
     assert look(mover("me", 5), spans) is None
