@@ -54,7 +54,7 @@ class MoveRules:
     balance_turn_seconds: float = 3600.0
     dwell_seconds: float = 3600.0  # after a move, before one that is no repair
     clear_ratio: float = 1.5  # servers left on the layers that are left, to those of the weakest
-    clear_share: float = 0.25  # of the new window that must be weakest layers
+    clear_share: float = 0.25  # of the new window that must be weakest layers, unless those are all there are
     at_once: float = 0.02  # of the nodes that could go, in one balance turn
 
 
@@ -243,7 +243,7 @@ class _Scene:
             window
             for window in self._windows()
             if self.may_take(window, enough)
-            and servers[slice(*window)].count(weakest) >= share * (window[1] - window[0])
+            and servers[slice(*window)].count(weakest) >= min(share * (window[1] - window[0]), servers.count(weakest))
             and self.after(window) > sorted(servers)
         ]
         return max(better, key=self._merit, default=None)
