@@ -21,12 +21,12 @@ from bench.simulated_swarm import Cause, SimulatedSwarm, World
 from dht.record import NodeState, SpanRecord
 from swarm.artifact.catalog import GLM52
 from swarm.errors import NotEnoughMemory
-from swarm.fleet import largest_ratio, plan_swarm
-from swarm.moving import Mover, MoveRules
 from swarm.node.config import ModelOptions
 from swarm.node.plan import Contexts, Planner
 from swarm.node.slots import default_slots
-from swarm.placement import Cost, Coverage, choose_span, choose_window, largest_windows
+from swarm.placement.choice import Cost, Coverage, choose_span, choose_window, largest_windows
+from swarm.placement.fleet import largest_ratio, plan_swarm
+from swarm.placement.moving import Mover, MoveRules
 
 GIB = 1 << 30
 HOUR = 3600.0

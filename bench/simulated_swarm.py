@@ -18,8 +18,8 @@ from random import Random
 
 from dht.record import NodeState, SpanRecord
 from swarm.errors import NotEnoughMemory
-from swarm.moving import Mover, MoveRules, Place
-from swarm.placement import Cost, Span, choose_span
+from swarm.placement.choice import Cost, Span, choose_span
+from swarm.placement.moving import Mover, MoveRules, Place
 
 ANNOUNCE_SECONDS = 20.0
 EXPIRY_SECONDS = 60.0

@@ -7,8 +7,8 @@ import pytest
 
 from bench.placement import GIB, HOUR, HURRIED, Scenario, crowded, one_by_one, plans, simulate
 from dht.record import NodeState, SpanRecord
-from swarm.placement import Span
-from swarm.turns import Turns
+from swarm.placement.choice import Span
+from swarm.placement.turns import Turns
 
 MEGABIT_100 = 12.5e6
 

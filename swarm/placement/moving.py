@@ -3,7 +3,7 @@
 The idea: every node decides alone, from records that are up to a minute old, so each rule holds when many decide at
 once.
 
-- A layer is left only as ``swarm.turns`` allows: the first in an order that all compute alike stays.
+- A layer is left only as ``swarm.placement.turns`` allows: the first in an order that all compute alike stays.
 - A node that moves is away for a minute or two, also from layers it keeps. While all layers are served, somebody else
   must serve every layer of a node that moves. While some are not, nobody can use the others, and it is enough that
   nothing is left for good.
@@ -24,8 +24,7 @@ from functools import cached_property
 from math import ceil
 
 from dht.record import NodeState, SpanRecord
-from swarm.joining import better_choice
-from swarm.placement import (
+from swarm.placement.choice import (
     Choice,
     Coverage,
     Place,
@@ -35,8 +34,9 @@ from swarm.placement import (
     largest_windows,
     usable_records,
 )
-from swarm.slides import Holder, shortest_slide
-from swarm.turns import Turns, layers_lost, order
+from swarm.placement.joining import better_choice
+from swarm.placement.slides import Holder, shortest_slide
+from swarm.placement.turns import Turns, layers_lost, order
 
 __all__ = ["MoveRules", "Mover", "Place"]
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dht.record import NodeState, SpanRecord
-from swarm.moving import Mover, MoveRules, Place
-from swarm.placement import Span, coverage_of, largest_windows
-from swarm.turns import Turns
+from swarm.placement.choice import Span, coverage_of, largest_windows
+from swarm.placement.moving import Mover, MoveRules, Place
+from swarm.placement.turns import Turns
 from tests.routing.records import ARTIFACT, CUTS, N_LAYERS, record
 
 NOW = 1_000_500.0  # not in the part of a turn in which nobody leaves
