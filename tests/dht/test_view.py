@@ -123,5 +123,6 @@ async def test_a_node_that_hangs_only_costs_its_time_limit(
         before = time.monotonic()
         assert await spans_seen(reader) == [(0, N_LAYERS)]
         assert time.monotonic() - before < 3
-        assert hanging.peer_id not in reader.known_peers()
+        while hanging.peer_id in reader.known_peers():  # one search need not have asked it
+            assert await spans_seen(reader) == [(0, N_LAYERS)]
         os.kill(hanging.p2p.pid, signal.SIGCONT)
