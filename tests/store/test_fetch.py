@@ -393,6 +393,24 @@ async def test_a_folders_files_are_linked(copy: PartialCopy, served: Served, tmp
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in served.folder.iterdir()} == before
 
 
+async def test_a_folder_of_links_is_linked_with_what_they_lead_to(
+    copy: PartialCopy, served: Served, tmp_path: Path
+) -> None:
+    """As in the hub's own cache, where they are relative: the same words lead elsewhere from another folder."""
+    blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "main"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(served.manifest.files):
+        os.link(served.folder / file.name, blobs / str(number))
+        (snapshot / file.name).symlink_to(Path("../../blobs") / str(number))
+    pieces = copy.table.of_span(*SPAN)
+    await fetched(copy, str(snapshot), pieces)
+    assert not copy.missing(pieces)
+    for number, file in enumerate(served.manifest.files):
+        assert not (copy.folder / file.name).is_symlink()
+        assert (copy.folder / file.name).samefile(blobs / str(number))
+
+
 async def test_a_folder_with_parts_gives_its_parts(copy: PartialCopy, served: Served, tmp_path: Path) -> None:
     """Its holes are not taken for weights."""
     small, large = copy.table.of_span(2, 6), copy.table.of_span(0, 8)
