@@ -423,6 +423,24 @@ async def test_a_folder_with_parts_gives_its_parts(copy: PartialCopy, served: Se
             await fetched(other, str(copy.folder), large)
 
 
+async def test_parts_are_not_freed_while_they_are_copied(copy: PartialCopy, served: Served, tmp_path: Path) -> None:
+    """The holes would be taken for weights."""
+    pieces = copy.table.of_span(*SPAN)
+    with RangeServer(served.folder) as server:
+        await fetched(copy, server.url, pieces)
+    with PartialCopy.open(tmp_path / "second", served.manifest) as second:
+        await fetched(second, str(copy.folder), copy.table.headers())  # while another has it
+        copy.close()
+        source = FolderSource(copy.folder)
+        await source.open(served.manifest)
+        with pytest.raises(StoreError, match="in use by process"):
+            PartialCopy.open_existing(copy.folder, served.manifest)
+        await fetched(second, source, pieces)
+        await source.close()
+        assert not second.missing(pieces)
+    PartialCopy.open_existing(copy.folder, served.manifest).close()
+
+
 async def test_a_folder_without_a_file(copy: PartialCopy, served: Served, tmp_path: Path) -> None:
     part = tmp_path / "part"
     part.mkdir()
