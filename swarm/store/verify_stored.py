@@ -13,7 +13,7 @@ from swarm.artifact.catalog import PINNED
 from swarm.artifact.local_path import printable
 from swarm.artifact.memory import format_bytes
 from swarm.artifact.progress import reading
-from swarm.errors import ArtifactMismatch, SourceError, UsageError
+from swarm.errors import ArtifactMismatch, SourceError, StoreError, UsageError
 from swarm.store.committer import OnTensor
 from swarm.store.disagreements import some_tensors
 from swarm.store.find import Stored
@@ -47,6 +47,8 @@ def verify_stored(wanted: Wanted) -> int:
             _say(remark)
         _check_headers(copy, _command(stored), repair=wanted.repair)
         if wanted.quick:
+            if copy.missing(copy.table.headers()):
+                raise StoreError(f"{stored.folder}: not all headers are here yet; go on with: swarm-artifact fetch")
             _say(f"{stored.manifest.name} in {stored.folder}: sizes and headers are right")
             return 0
         found = _look(copy, digests)

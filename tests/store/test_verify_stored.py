@@ -125,6 +125,16 @@ def test_a_damaged_header_is_fetched_again(run: Run, origin: RangeServer, tmp_pa
     assert run("verify", "--quick", folder)[0] == 0
 
 
+def test_headers_that_are_missing_are_not_called_right(run: Run, tmp_path: Path) -> None:
+    with PartialCopy.open(tmp_path / "parts", TINY.manifest) as copy:
+        piece = copy.table.of_tensor(DAMAGED)[0]
+        copy.write(piece, bytes(piece.bytes))
+        copy.commit()
+    code, out, err = run("verify", "--quick", tmp_path / "parts")
+    assert (code, out) == (3, "")
+    assert "not all headers are here yet; go on with: swarm-artifact fetch" in err
+
+
 def test_wrong_bytes_of_a_source_do_not_pass_a_list(run: Run, origin: RangeServer, tmp_path: Path) -> None:
     entry = tensor(TINY.manifest, DAMAGED)
     flip(origin.folder / TINY.file_name, entry.offset)
