@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.range_server import RangeServer
+from swarm.artifact.digest import SUFFIX
 from swarm.artifact.manifest import Manifest
 from swarm.store.partial_copy import PartialCopy
 
@@ -74,7 +75,10 @@ class KilledFetch:
 
 def same_files(folder: Path, other: Path) -> bool:
     """Whether two folders hold the same names with the same bytes, those of the states too."""
-    names = sorted(path.name for path in folder.iterdir())
-    return names == sorted(path.name for path in other.iterdir()) and all(
-        name == ".lock" or (folder / name).read_bytes() == (other / name).read_bytes() for name in names
-    )
+    names, others = _compared(folder), _compared(other)
+    return names == others and all((folder / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def _compared(folder: Path) -> list[str]:
+    """Without what tells the time or a process."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock" and not path.name.endswith(SUFFIX))

@@ -12,7 +12,9 @@ from swarm.artifact.catalog import LocalModel, digests_of, open_model
 from swarm.node.config import ModelOptions
 from swarm.node.plan import Plan
 from swarm.node.reporter import Reporter
-from swarm.store.complete import check_complete
+from swarm.store.complete import hold_complete
+from swarm.store.folder_lock import FolderLock
+from swarm.store.in_thread import in_thread
 from swarm.store.whole import kept_digests
 
 
@@ -55,7 +57,9 @@ class Parts(Protocol):
 class WholeFiles:
     """Files that were put there by somebody else. Nothing is ever fetched."""
 
-    def __init__(self, manifest: Manifest, folder: Path) -> None:
+    def __init__(self, manifest: Manifest, folder: Path, lock: FolderLock | None = None) -> None:
+        """``lock`` is released by ``close``."""
+        self._lock = lock
         self.manifest = manifest
         self.folder = folder
         self._digests = kept_digests(manifest, folder)
@@ -74,10 +78,10 @@ class WholeFiles:
             copy = await asyncio.to_thread(open_model, LocalModel(options.path, options.name), hashed)
         finally:
             cancelled = True  # a thread can only be asked to stop
-        await asyncio.to_thread(check_complete, options.path.parent, copy.manifest)
+        lock = await in_thread(hold_complete, options.path.parent, copy.manifest)
         for remark in copy.remarks:
             reporter.line(remark)
-        return cls(copy.manifest, options.path.parent)
+        return cls(copy.manifest, options.path.parent, lock)
 
     def missing_bytes(self, first: int, last: int, *, mtp: bool = False) -> int:
         return 0
@@ -105,4 +109,5 @@ class WholeFiles:
         return self._digests.get(tensor)
 
     async def close(self) -> None:
-        pass
+        if self._lock is not None:
+            self._lock.release()

@@ -15,11 +15,13 @@ from swarm.node.network import Network
 from swarm.node.own_digests import SpanDigests
 from swarm.node.reporter import Reporter
 from swarm.node.shared import Shared
+from swarm.protocol import clean_text
 from swarm.store.disagreements import disagreements, some_tensors
 from swarm.store.peer_digests import DigestReader, Told
 
 logger = logging.getLogger(__name__)
 
+MAX_LOOKS = 3  # for the list of a node that gives none
 MAX_LINES = 5  # at a time: strangers can announce as many records as they like
 _WHAT_NEXT = "swarm-artifact verify checks this node's files, swarm-artifact compare shows everybody's"
 
@@ -32,7 +34,8 @@ class Stage(Protocol):
 
 
 class Replicas:
-    """``run`` it as a task while the node serves. Nodes are asked once for what they announce."""
+    """``run`` it as a task while the node serves. Nodes are asked for what they announce until they have answered: one
+    that has just come may be busy."""
 
     def __init__(
         self, stage: Stage, network: Network, reporter: Reporter, right: Mapping[str, str] | None, look_seconds: float
@@ -42,7 +45,7 @@ class Replicas:
         self._reporter = reporter
         self._right = right
         self._look_seconds = look_seconds
-        self._asked: set[tuple[str, str, str]] = set()
+        self._looks: dict[tuple[str, str, str], int] = {}  # by own root, peer and its root
 
     async def run(self) -> None:
         """Looks at once, and again when others have come."""
@@ -53,18 +56,19 @@ class Replicas:
             records = self._network.view.snapshot.records  # kept fresh by others
 
     async def compare(self, records: Sequence[SpanRecord]) -> None:
-        """Tells the operator of those nodes that differ and have not been asked. Raises nothing for what peers do."""
+        """Tells the operator of those nodes that differ and have not answered yet. Raises nothing for what peers do."""
         own = self._stage.shared.span_digests
         if own is None:
             return
-        self._asked &= {
-            (own.root, record.peer_id, record.digest_root) for record in records
-        }  # who is gone is forgotten
+        present = {(own.root, record.peer_id, record.digest_root) for record in records}
+        self._looks = {key: looks for key, looks in self._looks.items() if key in present}  # who is gone is forgotten
         others = {record.peer_id: record for record in records if self._is_new(record, own)}
         if not others:
             return
         told = await DigestReader(self._network.peer, self._network.manifest).read(others.values())
-        self._asked.update((own.root, peer, record.digest_root) for peer, record in others.items())
+        for peer, record in others.items():
+            key = own.root, peer, record.digest_root
+            self._looks[key] = self._looks.get(key, 0) + 1 if peer in told.failed else MAX_LOOKS
         lines = remarks(own.tensors, others, told, self._right)
         for line in lines[:MAX_LINES]:
             self._reporter.line(line)
@@ -77,8 +81,8 @@ class Replicas:
         first, last = self._stage.shared.span
         overlaps = record.first < last and first < record.last
         differs = record.digest_root not in ("", own.root)
-        known = (own.root, record.peer_id, record.digest_root) in self._asked
-        return overlaps and differs and not known and record.peer_id != self._network.peer_id
+        looks = self._looks.get((own.root, record.peer_id, record.digest_root), 0)
+        return overlaps and differs and looks < MAX_LOOKS and record.peer_id != self._network.peer_id
 
 
 def remarks(
@@ -93,7 +97,8 @@ def remarks(
         if differing:
             wrong = {who for each in found for who in each.wrong if differing.intersection(each.tensors)}
             record = others[peer]
-            name = f" ({record.public_name})" if record.public_name else ""
+            public_name = clean_text(record.public_name)
+            name = f" ({public_name})" if public_name else ""
             lines.append(
                 f"warning: {peer}{name}, layers {record.first}:{record.last}, has other bytes than this node in "
                 f"{some_tensors(differing)}; {_whose(wrong, sealed=right is not None)}; {_WHAT_NEXT}"

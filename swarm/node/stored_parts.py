@@ -159,9 +159,11 @@ async def open_parts(
     stack: AsyncExitStack, options: ModelOptions, reporter: Reporter, *, only_look: bool = False
 ) -> Parts:
     """Closed with ``stack``. Raises ArtifactError."""
+    parts: Parts
     if options.store is None:
-        return await WholeFiles.open(options, reporter)
-    parts = await (StoredParts.look(options) if only_look else StoredParts.open(options, reporter))
+        parts = await WholeFiles.open(options, reporter)
+    else:
+        parts = await (StoredParts.look(options) if only_look else StoredParts.open(options, reporter))
     stack.push_async_callback(parts.close)
     return parts
 

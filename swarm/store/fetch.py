@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from swarm.store.request import MAX_REQUEST_BYTES, Request, coalesce
 from swarm.store.sources.folder import FolderSource
 from swarm.store.sources.source import Source, Unavailable
 from swarm.store.transfer import Transfer
+from swarm.store.whole_files import check_whole_files
 
 PARALLEL = 4
 
@@ -45,17 +46,19 @@ async def fetch(
     source: Source,
     pieces: Sequence[Piece],
     *,
+    again: Collection[Piece] = (),
     limit_bytes_per_second: int | None = None,
     parallel: int = PARALLEL,
     on_progress: Progress | None = None,
     on_tensor: OnTensor | None = None,
     patience: Patience | None = None,
 ) -> Fetched:
-    """Fetches those of ``pieces`` that ``copy`` lacks, and opens ``source`` unless it is open.
+    """Fetches those of ``pieces`` that ``copy`` lacks, and those in ``again`` also when it has them: each counts as
+    before until its new bytes are written. Opens ``source`` unless it is open.
 
     ``on_progress(bytes done, bytes in all)`` counts what was missing at the start. ``on_tensor(name) -> bool``, called
     in a thread, looks at each tensor of ``pieces`` that is durable, also one that was there before; one that it finds
-    wrong is fetched again, once.
+    wrong is fetched again, once. Without it each file that is whole in the end is compared with its SHA-256.
 
     Cancelling, and every error, keeps whole pieces that came. Raises ``SourceError`` with what the source did wrong,
     and ``StoreError`` for the disk.
@@ -64,7 +67,9 @@ async def fetch(
     fetcher.committer = Committer(copy, on_tensor, fetcher.again)
     fetcher.on_progress = on_progress
     start = time.monotonic()
-    await fetcher.run(pieces)
+    await fetcher.run(pieces, frozenset(again))
+    if on_tensor is None:
+        await check_whole_files(copy, {piece.file for piece in pieces}, source.name)
     return Fetched(fetcher.n_bytes, fetcher.n_requests, fetcher.n_retries, time.monotonic() - start)
 
 
@@ -87,9 +92,9 @@ class _Fetcher:
         self._not_before = 0.0  # the server asked all of us to pause
         self._total_bytes = 0
 
-    async def run(self, pieces: Sequence[Piece]) -> None:
+    async def run(self, pieces: Sequence[Piece], again: frozenset[Piece]) -> None:
         self._wanted = tuple(pieces)
-        missing = await in_thread(self._copy.missing, pieces)
+        missing = [piece for piece in pieces if piece in again or not self._copy.has(piece)]
         self._total_bytes = sum(piece.bytes for piece in missing)
         if missing:
             await self._prepare(missing)

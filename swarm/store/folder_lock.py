@@ -1,4 +1,5 @@
-"""One process at a time writes into a folder: a second one would mark pieces that the first overwrites."""
+"""One process at a time writes into a folder: a second one would mark pieces that the first overwrites. Several may
+read what is there, and nobody writes meanwhile."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ class FolderLock:
     """Held until ``release`` or the end of the process, however it ends. The file stays: who waits for a lock must not
     find another file under its name."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ``StoreError``, which names the process that holds it."""
+    def __init__(self, folder: Path, *, shared: bool = False) -> None:
+        """Raises ``StoreError``, which names a process that holds it. ``shared``: with others that only read."""
+        self._kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         path = folder / LOCK_NAME
         with store_errors(path):
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -31,7 +33,7 @@ class FolderLock:
 
     def _take(self, folder: Path) -> None:
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, self._kind | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(self._handle, 32, 0).decode("ascii", "replace").strip()
             who = f"process {holder}" if holder.isdigit() else "another process"

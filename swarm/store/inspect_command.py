@@ -15,6 +15,7 @@ from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest
 from swarm.artifact.progress import hashing
 from swarm.artifact.small_file import read_small, replace_file
 from swarm.errors import ArtifactError, UsageError
+from swarm.store.complete import check_complete
 
 NAME = "inspect"
 HELP = "show layers, types, bytes, legal cuts and files of a model"
@@ -46,7 +47,9 @@ def _manifest(text: str) -> Manifest:
     pinned = PINNED.get(text.lower())
     if pinned is not None:
         return pinned.manifest
-    copy = _open(find_model(text))
+    model = find_model(text)
+    copy = _open(model)
+    check_complete(model.path.parent, copy.manifest)
     for remark in copy.remarks:
         print(printable(remark), file=sys.stderr)
     return copy.manifest

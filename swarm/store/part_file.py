@@ -188,7 +188,7 @@ class PartFile:
                 raise SourceError(f"{source}: it has not the {self._size} bytes that it should; choose another source")
             self._new_path.unlink(missing_ok=True)
             self._mark({})  # before the file: without a state it would be anybody's
-            os.link(source, self._new_path, follow_symlinks=True)
+            os.link(os.path.realpath(source), self._new_path)  # link(2) follows no links: one of its own would be made
             self._replace()
 
     def close(self) -> None:

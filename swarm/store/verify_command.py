@@ -7,7 +7,7 @@ from pathlib import Path
 
 from swarm.artifact.catalog import GLM52, NAMES, PINNED
 from swarm.artifact.local_copy import check_copy
-from swarm.artifact.local_path import is_folder, printable, user_path
+from swarm.artifact.local_path import exists, is_folder, printable, user_path
 from swarm.artifact.progress import reading
 from swarm.artifact.verify import find_target
 from swarm.errors import UsageError
@@ -76,6 +76,8 @@ def _stored(given: argparse.Namespace) -> Stored | None:
     path = user_path(given.what)
     if given.data_dir is not None or _has_parts(path):
         return find_stored(given.what, given.data_dir, given.manifest)
+    if path.name and exists(path.with_name(path.name + SUFFIX)):  # one of the files of such a folder
+        return find_stored(str(path.parent), None, given.manifest)
     pinned = PINNED.get(given.what.lower())
     if pinned is None or pinned.configured_folder() is not None:
         return None

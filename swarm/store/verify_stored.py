@@ -6,13 +6,15 @@ import asyncio
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from swarm.artifact.catalog import PINNED
 from swarm.artifact.local_path import printable
 from swarm.artifact.memory import format_bytes
 from swarm.artifact.progress import reading
-from swarm.errors import ArtifactMismatch, SourceError, UsageError
+from swarm.errors import ArtifactMismatch, SourceError, StoreError, UsageError
+from swarm.store.committer import OnTensor
 from swarm.store.disagreements import some_tensors
 from swarm.store.find import Stored
 from swarm.store.held import FileFindings, check_held, headers_differ, held_pieces
@@ -45,6 +47,8 @@ def verify_stored(wanted: Wanted) -> int:
             _say(remark)
         _check_headers(copy, _command(stored), repair=wanted.repair)
         if wanted.quick:
+            if copy.missing(copy.table.headers()):
+                raise StoreError(f"{stored.folder}: not all headers are here yet; go on with: swarm-artifact fetch")
             _say(f"{stored.manifest.name} in {stored.folder}: sizes and headers are right")
             return 0
         found = _look(copy, digests)
@@ -127,29 +131,41 @@ def _has_hub(stored: Stored) -> bool:
 
 
 def _repair(copy: PartialCopy, wrong: Sequence[FileFindings], source: str, digests: Mapping[str, str] | None) -> None:
+    """Pieces count as they are until their new bytes come, so that a repair that fails can be begun again."""
     pieces = [piece for each in wrong for piece in each.to_fetch]
     before = {piece: copy.digest(piece) for each in wrong for piece in each.changed if not each.foreign}
-    copy.forget(pieces)
-    asyncio.run(_fetch(copy, [*dict.fromkeys([*_wanted_headers(copy), *pieces])], source, digests))
+    check = tensor_check(copy, digests) or partial(_as_before, copy, before, source)
+    try:
+        asyncio.run(_fetch(copy, pieces, source, check))
+    except BaseException:
+        if lost := {piece.tensor for piece in copy.missing(pieces) if piece.tensor}:
+            _say(f"missing now, until it is fetched again by swarm-artifact fetch or by a node: {some_tensors(lost)}")
+        raise
     copy.local_copy()
-    other = {piece.tensor for piece, digest in before.items() if piece.tensor and copy.digest(piece) != digest}
-    if other and digests is None:
-        copy.forget(piece for piece in before if piece.tensor in other)
-        raise SourceError(
-            f"{source}: gives other bytes of {some_tensors(other)} than were here at first; choose another --source"
-        )
     for each in wrong:
         if copy.whole(each.file):
             copy.check_whole(each.file)
     _say(f"{len(pieces)} piece{'' if len(pieces) == 1 else 's'} fetched again from {source}")
 
 
-async def _fetch(copy: PartialCopy, pieces: Sequence[Piece], source: str, digests: Mapping[str, str] | None) -> None:
+def _as_before(copy: PartialCopy, before: Mapping[Piece, bytes | None], source: str, tensor: str) -> bool:
+    """Without a list what came first is all there is to compare with."""
+    other = [piece for piece, digest in before.items() if piece.tensor == tensor and copy.digest(piece) != digest]
+    if other:
+        copy.forget(other)
+        raise SourceError(
+            f"{source}: gives other bytes of {some_tensors([tensor])} than were here at first; choose another --source"
+        )
+    return True
+
+
+async def _fetch(copy: PartialCopy, again: Sequence[Piece], source: str, check: OnTensor) -> None:
     from swarm.store.fetch import fetch
     from swarm.store.sources import opened_source
 
     async with opened_source(source, copy.manifest) as opened:
-        await fetch(copy, opened, pieces, on_tensor=tensor_check(copy, digests))
+        pieces = [*dict.fromkeys([*_wanted_headers(copy), *again])]
+        await fetch(copy, opened, pieces, again=again, on_tensor=check)
 
 
 def _verdict(found: Sequence[FileFindings], stored: Stored, *, sealed: bool) -> str:

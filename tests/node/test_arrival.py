@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,23 @@ async def test_parts_are_not_served_as_the_whole(tmp_path: Path) -> None:
         copy.commit()
     with pytest.raises(StoreError, match="only parts of it were fetched; to serve those name"):
         await WholeFiles.open(ModelOptions(tmp_path / "parts" / TINY.files[0].name), Silent())
+
+
+async def test_nothing_of_parts_that_are_complete_is_freed_while_they_are_served(tmp_path: Path) -> None:
+    """As the whole model, by one node or more; a hole would be zeros in what they have mapped."""
+    source, folder = KNOWN[GLM_TINY].fetch(), tmp_path / "parts"
+    with PartialCopy.open(folder, TINY) as copy:
+        for piece in copy.table.of_file(0):
+            copy.write(piece, source.read_bytes()[piece.start : piece.stop])
+        copy.commit()
+        with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
+            await WholeFiles.open(ModelOptions(folder / TINY.files[0].name), Silent())
+    nodes = [await WholeFiles.open(ModelOptions(folder / TINY.files[0].name), Silent()) for _ in range(2)]
+    for node in nodes:
+        with pytest.raises(StoreError, match=f"in use by process {os.getpid()}; end that one first"):
+            PartialCopy.open_existing(folder, TINY)
+        await node.close()
+    PartialCopy.open_existing(folder, TINY).close()
 
 
 @dataclass

@@ -393,6 +393,24 @@ async def test_a_folders_files_are_linked(copy: PartialCopy, served: Served, tmp
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in served.folder.iterdir()} == before
 
 
+async def test_a_folder_of_links_is_linked_with_what_they_lead_to(
+    copy: PartialCopy, served: Served, tmp_path: Path
+) -> None:
+    """As in the hub's own cache, where they are relative: the same words lead elsewhere from another folder."""
+    blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "main"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(served.manifest.files):
+        os.link(served.folder / file.name, blobs / str(number))
+        (snapshot / file.name).symlink_to(Path("../../blobs") / str(number))
+    pieces = copy.table.of_span(*SPAN)
+    await fetched(copy, str(snapshot), pieces)
+    assert not copy.missing(pieces)
+    for number, file in enumerate(served.manifest.files):
+        assert not (copy.folder / file.name).is_symlink()
+        assert (copy.folder / file.name).samefile(blobs / str(number))
+
+
 async def test_a_folder_with_parts_gives_its_parts(copy: PartialCopy, served: Served, tmp_path: Path) -> None:
     """Its holes are not taken for weights."""
     small, large = copy.table.of_span(2, 6), copy.table.of_span(0, 8)
@@ -403,6 +421,24 @@ async def test_a_folder_with_parts_gives_its_parts(copy: PartialCopy, served: Se
         check(other, served, small)
         with pytest.raises(SourceError, match=r"split-0000\d-of-00004\.gguf: is itself only a part: .* is not in it"):
             await fetched(other, str(copy.folder), large)
+
+
+async def test_parts_are_not_freed_while_they_are_copied(copy: PartialCopy, served: Served, tmp_path: Path) -> None:
+    """The holes would be taken for weights."""
+    pieces = copy.table.of_span(*SPAN)
+    with RangeServer(served.folder) as server:
+        await fetched(copy, server.url, pieces)
+    with PartialCopy.open(tmp_path / "second", served.manifest) as second:
+        await fetched(second, str(copy.folder), copy.table.headers())  # while another has it
+        copy.close()
+        source = FolderSource(copy.folder)
+        await source.open(served.manifest)
+        with pytest.raises(StoreError, match="in use by process"):
+            PartialCopy.open_existing(copy.folder, served.manifest)
+        await fetched(second, source, pieces)
+        await source.close()
+        assert not second.missing(pieces)
+    PartialCopy.open_existing(copy.folder, served.manifest).close()
 
 
 async def test_a_folder_without_a_file(copy: PartialCopy, served: Served, tmp_path: Path) -> None:

@@ -114,6 +114,15 @@ async def test_most_lies_are_noticed_before_anything_is_fetched(served: Served, 
         await source.close()
 
 
+@pytest.mark.parametrize("to", ["file://", "ftp://127.0.0.1", f"http://{'a' * 80}.b"])
+async def test_a_redirect_to_what_is_no_web_server_is_refused(served: Served, to: str) -> None:
+    lie = Trouble(Fault.REDIRECT, to=to)
+    reason = "is no address, or leads to one that is none; check the address"
+    with RangeServer(served.folder, [lie]) as server, pytest.raises(SourceError, match=reason) as caught:
+        await read_from(server, served)
+    assert not isinstance(caught.value, Unavailable)
+
+
 BUSY = [
     (Fault.ERROR, r"the server is busy \(status 503\)"),
     (Fault.BUSY, r"the server is busy \(status 429\)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,8 @@ from dht.identity import Identity
 from dht.record import SpanRecord
 from swarm.artifact.catalog import GLM_TINY, KNOWN
 from swarm.artifact.digest_list import DigestList
-from swarm.node.replicas import remarks
+from swarm.node.own_digests import SpanDigests
+from swarm.node.replicas import MAX_LOOKS, Replicas, remarks
 from swarm.protocol import FrameStream, WireError, artifact_parts, pb
 from swarm.store.cli import main
 from swarm.store.digests import span_root
@@ -260,11 +262,11 @@ def test_every_pair_that_differs_is_on_different_sides(held: dict[str, dict[str,
 
 def test_what_a_node_tells_its_operator() -> None:
     own = {"x": "1", "y": "1"}
-    others = {name: announced(name, 0, 2, "f" * 64, public_name="Ann" * (name == "b")) for name in "abc"}
+    others = {name: announced(name, 0, 2, "f" * 64, public_name="\x1b[2JAnn\n" * (name == "b")) for name in "abc"}
     told = Told(held={"a": {"x": "1", "z": "9"}, "b": {"x": "2", "y": "2"}, "c": {"y": "3"}})
     unknown = remarks(own, others, told, None)
     assert [line.partition(";")[0] for line in unknown] == [
-        "warning: b (Ann), layers 0:2, has other bytes than this node in tensors x, y",
+        "warning: b ([2JAnn), layers 0:2, has other bytes than this node in tensors x, y",
         "warning: c, layers 0:2, has other bytes than this node in tensor y",
     ]
     assert all("it can't be told which" in line for line in unknown)
@@ -272,6 +274,31 @@ def test_what_a_node_tells_its_operator() -> None:
     assert all("this node's are the model's, by its digest list" in line for line in known)
     (line,) = remarks(own, others, Told(held={"c": {"y": "3"}}), {"y": "3"})
     assert "by the digest list this node's are wrong" in line
+
+
+async def test_a_node_asks_again_whom_it_could_not_ask() -> None:
+    """And not for ever."""
+    own, peers = dict.fromkeys(span(0, 2), "1" * 64), Peers({})
+    lines: list[str] = []
+    stage = SimpleNamespace(shared=SimpleNamespace(span=(0, 2), span_digests=SpanDigests(own, span_root(own), b"")))
+    network = SimpleNamespace(peer=peers, manifest=MANIFEST, peer_id="me")
+    replicas = Replicas(stage, network, SimpleNamespace(line=lines.append), None, 1.0)  # type: ignore[arg-type]
+    other = announced("one", 0, 2, span_root(span(0, 2)))
+    try:
+        await replicas.compare([other])  # it can't be reached yet
+        assert (peers.asked, lines) == (["one"], [])
+        peers.answers["one"] = serving(listed(span(0, 2)))
+        for _ in range(3):
+            await replicas.compare([other])
+        assert len(lines) == 1
+        assert "one, layers 0:2, has other bytes than this node" in lines[0]
+        assert peers.asked == ["one"] * 2
+        never = announced("two", 0, 2, "f" * 64)
+        for _ in range(2 * MAX_LOOKS):
+            await replicas.compare([other, never])
+        assert peers.asked[2:] == ["two"] * MAX_LOOKS
+    finally:
+        await peers.close()
 
 
 # --- swarm-artifact compare, before it has met anybody

@@ -29,6 +29,8 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
         ("Sun, 01 Mar 2026 12:01:30 GMT", 90.0),
         ("Sun, 01 Mar 2026 11:00:00 GMT", 0.0),
         ("9" * 40, None),
+        ("Sun, 01 Mar 2026 12:00:00 +99999999999999", None),
+        ("Mon, 01 Jan 0001 00:00:00 +2359", 0.0),
     ],
 )
 def test_retry_after(text: str, seconds: float | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.range_server import RangeServer
+from bench.range_server import Fault, RangeServer, Trouble
 from swarm.artifact.catalog import GLM_TINY, KNOWN
 from swarm.artifact.digest_list import SUFFIX, DigestList
 from swarm.artifact.manifest import Manifest, TensorEntry, load_manifest
@@ -92,6 +92,28 @@ def test_a_flipped_byte_is_named_and_fetched_again_alone(run: Run, origin: Range
     assert run("verify", folder)[0] == 0
 
 
+def test_parts_are_not_taken_for_a_damaged_model(run: Run, origin: RangeServer, tmp_path: Path) -> None:
+    folder = fetched(run, origin, tmp_path / "parts", GLM_TINY)
+    file, own = (
+        folder / TINY.file_name,
+        fetched(run, origin, tmp_path / "own", "--manifest", tmp_path / "mine.json", layers="1:2"),
+    )
+    code, out, _ = run("verify", file)
+    assert code == 0
+    assert "that are here are the model's, by its digest list" in out
+    assert run("verify", own / "mine.gguf", "--manifest", tmp_path / "mine.json")[0] == 0
+    assert run("verify", "/")[0] == 2  # a path without a name
+    for what in (folder, file, own / "mine.gguf"):
+        code, _, err = run("seal", what, "-o", tmp_path / "list.json")
+        assert code == 3
+        assert "only parts of it were fetched" in err
+    for what in (file, own / "mine.gguf"):
+        code, _, err = run("inspect", what, "--manifest-out", tmp_path / "new.json")
+        assert code == 3
+        assert "only parts of it were fetched" in err
+    assert not (tmp_path / "list.json").exists() and not (tmp_path / "new.json").exists()
+
+
 def test_a_damaged_header_is_fetched_again(run: Run, origin: RangeServer, tmp_path: Path) -> None:
     folder = fetched(run, origin, tmp_path / "parts", GLM_TINY)
     flip(folder / TINY.file_name, TINY.manifest.files[0].header_bytes // 2)
@@ -101,6 +123,16 @@ def test_a_damaged_header_is_fetched_again(run: Run, origin: RangeServer, tmp_pa
     assert run("verify", folder, "--repair", "--source", origin.url)[0] == 0
     assert sum(asked.sent_bytes for asked in origin.asked) <= TINY.manifest.files[0].header_bytes + 2
     assert run("verify", "--quick", folder)[0] == 0
+
+
+def test_headers_that_are_missing_are_not_called_right(run: Run, tmp_path: Path) -> None:
+    with PartialCopy.open(tmp_path / "parts", TINY.manifest) as copy:
+        piece = copy.table.of_tensor(DAMAGED)[0]
+        copy.write(piece, bytes(piece.bytes))
+        copy.commit()
+    code, out, err = run("verify", "--quick", tmp_path / "parts")
+    assert (code, out) == (3, "")
+    assert "not all headers are here yet; go on with: swarm-artifact fetch" in err
 
 
 def test_wrong_bytes_of_a_source_do_not_pass_a_list(run: Run, origin: RangeServer, tmp_path: Path) -> None:
@@ -157,32 +189,68 @@ def test_a_list_that_came_later_finds_what_was_wrong_from_the_start(
     assert run(*repair)[0] == 0
 
 
+def fill(folder: Path, manifest: Manifest, data: bytes) -> None:
+    """As a fetch that was killed before it could compare the file's SHA-256."""
+    with PartialCopy.open(folder, manifest) as copy:
+        for piece in copy.table.of_file(0):
+            copy.write(piece, data[piece.start : piece.stop])
+        copy.commit()
+
+
 def test_a_whole_file_has_to_match_its_sha256_also_without_a_list(
     run: Run, origin: RangeServer, tmp_path: Path
 ) -> None:
     manifest, path = load_manifest(origin.folder / "mine.gguf"), tmp_path / "mine.json"
-    entry = tensor(manifest, "blk.2.ffn_up.weight")
-    flip(origin.folder / "mine.gguf", entry.offset + 5)
-    folder = tmp_path / "parts"
-    run(
-        "fetch",
-        "--manifest",
-        path,
-        "--layers",
-        "all",
-        "--source",
-        origin.url,
-        "--data-dir",
-        folder,
-        "--disk-reserve",
-        0,
-    )
+    good = (origin.folder / "mine.gguf").read_bytes()
+    flip(origin.folder / "mine.gguf", tensor(manifest, "blk.2.ffn_up.weight").offset + 5)
+    folder, own = tmp_path / "parts", manifest.with_file_names(["mine.gguf"])
+    fill(folder, own, (origin.folder / "mine.gguf").read_bytes())
     code, out, _ = run("verify", folder, "--manifest", path)
     assert code == 3
     assert "all of it, and its SHA-256 is not the model's" in out
-    flip(origin.folder / "mine.gguf", entry.offset + 5)
+    (origin.folder / "mine.gguf").write_bytes(good)
     assert run("verify", folder, "--manifest", path, "--repair", "--source", origin.url)[0] == 0
-    assert (folder / "mine.gguf").read_bytes() == (origin.folder / "mine.gguf").read_bytes()
+    assert (folder / "mine.gguf").read_bytes() == good
+
+
+def test_a_fetch_that_makes_a_file_whole_compares_its_sha256(run: Run, origin: RangeServer, tmp_path: Path) -> None:
+    manifest, path = load_manifest(origin.folder / "mine.gguf"), tmp_path / "mine.json"
+    good = (origin.folder / "mine.gguf").read_bytes()
+    flip(origin.folder / "mine.gguf", tensor(manifest, "blk.2.ffn_up.weight").offset + 5)
+    folder, own = tmp_path / "parts", manifest.with_file_names(["mine.gguf"])
+    given = ("--manifest", path, "--layers", "all", "--source", origin.url, "--data-dir", folder, "--disk-reserve", 0)
+    for already in (False, True):
+        if already:
+            fill(folder, own, (origin.folder / "mine.gguf").read_bytes())
+        code, _, err = run("fetch", *given)
+        assert code == 3
+        assert f"{origin.url}: mine.gguf is all here now, and its SHA-256 is not the model's" in err
+        with PartialCopy.look(folder, own) as copy:
+            assert copy.held_bytes(copy.table.of_file(0)) == 0
+    (origin.folder / "mine.gguf").write_bytes(good)
+    assert run("fetch", *given)[0] == 0
+    assert (folder / "mine.gguf").read_bytes() == good
+
+
+def test_a_repair_that_failed_can_be_begun_again(run: Run, origin: RangeServer, tmp_path: Path) -> None:
+    folder = fetched(run, origin, tmp_path / "parts", GLM_TINY)
+    entry = tensor(TINY.manifest, DAMAGED)
+    flip(folder / TINY.file_name, entry.offset)
+    repair = ("verify", folder, "--repair", "--source", origin.url)
+    origin.troubles = [Trouble(Fault.DENIED)]  # of all but the first byte
+    code, out, err = run(*repair)
+    assert code == 3
+    assert "access is denied" in err
+    assert "missing now" not in out
+    assert f"damaged on the disk in tensor {DAMAGED} (1 piece)" in run("verify", folder)[1]
+    origin.troubles = [Trouble(Fault.FLIP)]
+    code, out, err = run(*repair)
+    assert code == 3
+    assert "has wrong bytes, also when fetched again" in err
+    assert f"missing now, until it is fetched again by swarm-artifact fetch or by a node: tensor {DAMAGED}" in out
+    origin.troubles = []
+    fetched(run, origin, folder, GLM_TINY)
+    assert run("verify", folder)[0] == 0
 
 
 def test_a_repair_takes_no_other_bytes_than_were_here(run: Run, origin: RangeServer, tmp_path: Path) -> None:

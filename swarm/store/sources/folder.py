@@ -8,7 +8,8 @@ from pathlib import Path
 
 from swarm.artifact.local_path import exists
 from swarm.artifact.manifest import Manifest
-from swarm.errors import SourceError
+from swarm.errors import SourceError, StoreError
+from swarm.store.folder_lock import FolderLock
 from swarm.store.in_thread import in_thread
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.piece_state import SUFFIX
@@ -24,6 +25,7 @@ class FolderSource:
         self._places = (folder, folder / subfolder) if subfolder else (folder,)
         self._descriptors: tuple[int, ...] = ()
         self._partial: dict[int, PartialCopy] = {}
+        self._lock: FolderLock | None = None
         self._paths: tuple[Path, ...] = ()
 
     @property
@@ -48,6 +50,7 @@ class FolderSource:
             _close(descriptors)
             raise
         self._descriptors, self._paths = tuple(descriptors), tuple(paths)
+        self._lock = _lock(paths)
         self._partial = await in_thread(_partial, manifest, paths)
 
     def is_whole(self, file: int) -> bool:
@@ -65,6 +68,8 @@ class FolderSource:
     async def close(self) -> None:
         descriptors, self._descriptors = self._descriptors, ()
         _close(descriptors)
+        if self._lock is not None:
+            self._lock.release()
 
     def _pread(self, file: int, n_bytes: int, at: int) -> bytes:
         path = self._paths[file]
@@ -91,6 +96,17 @@ class FolderSource:
     def _find(self, name: str) -> Path:
         """Where it should be, when it is in no place."""
         return next((place / name for place in self._places if (place / name).is_file()), self._places[0] / name)
+
+
+def _lock(paths: list[Path]) -> FolderLock | None:
+    """So that no part is freed while it is copied. A node or a fetch that has the folder keeps others out too."""
+    folder = paths[0].parent
+    if not any(exists(path.with_name(path.name + SUFFIX)) for path in paths) or not os.access(folder, os.W_OK):
+        return None
+    try:
+        return FolderLock(folder, shared=True)
+    except StoreError:
+        return None
 
 
 def _partial(manifest: Manifest, paths: list[Path]) -> dict[int, PartialCopy]:

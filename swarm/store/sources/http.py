@@ -32,6 +32,8 @@ _HEADERS = {"User-Agent": f"glm-swarm/{__version__}", "Accept-Encoding": "identi
 _FINAL = (
     aiohttp.TooManyRedirects,
     aiohttp.InvalidURL,
+    aiohttp.NonHttpUrlClientError,
+    UnicodeError,  # of a host's name that is none
     aiohttp.ClientSSLError,
     aiohttp.ClientConnectorCertificateError,
 )
@@ -188,7 +190,7 @@ def _reason(error: Exception) -> str:
         return f"is redirected more than {_MAX_REDIRECTS} times"
     if isinstance(error, aiohttp.ClientSSLError | aiohttp.ClientConnectorCertificateError):
         return "the server's certificate is not accepted"
-    if isinstance(error, aiohttp.InvalidURL):
+    if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError | UnicodeError):
         return "is no address, or leads to one that is none"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection ({error.strerror or type(error.os_error).__name__})"

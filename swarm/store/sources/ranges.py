@@ -91,7 +91,7 @@ def retry_after_seconds(headers: Mapping[str, str], now: datetime | None = None)
         return float(text)
     try:
         then = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the second for a time zone beyond all bounds
         return None
     if then.tzinfo is None:
         then = then.replace(tzinfo=UTC)
