@@ -167,14 +167,6 @@ def choose_window(
     return choice_of(ranked[0], coverage, cost, runners_up)
 
 
-def could_leave(records: Sequence[SpanRecord], cuts: Sequence[int], artifact_id: str, peer_id: str) -> bool:
-    """Whether every layer of this peer's span is served by another one that is online."""
-    own = [record for record in records if record.peer_id == peer_id]
-    others = [record for record in records if record.state is NodeState.ONLINE]
-    servers = coverage_of(others, cuts, artifact_id, without=peer_id).servers
-    return all(servers[layer] > 0 for record in own for layer in range(record.first, min(record.last, cuts[-1])))
-
-
 def largest_windows(cuts: Sequence[int], budget_bytes: int, cost: Cost) -> list[Span]:
     """From each cut, the window with most layers that fits: a smaller one never helps more."""
     windows = []

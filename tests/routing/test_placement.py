@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dht.record import NodeState, SpanRecord
 from swarm.errors import NotEnoughMemory
-from swarm.placement import Choice, Coverage, Span, choose_span, choose_window, could_leave, coverage_of
+from swarm.placement import Choice, Coverage, Span, choose_span, choose_window, coverage_of
 from tests.routing.records import ARTIFACT, CUTS, GLM_CUTS, N_LAYERS, OTHER_ARTIFACT, record
 
 MIB = 1 << 20
@@ -204,19 +204,3 @@ def test_coverage_counts_each_layer(spans: list[list[int]]) -> None:
     assert list(coverage.servers) == [sum(a <= layer < b for a, b in spans) for layer in range(N_LAYERS)]
     holes = {layer for first, last in coverage.uncovered for layer in range(first, last)}
     assert holes == {layer for layer in range(N_LAYERS) if coverage.servers[layer] == 0}
-
-
-@pytest.mark.parametrize(
-    ("others", "free"),
-    [
-        ([], False),
-        ([("b", 0, 10, NodeState.ONLINE)], True),
-        ([("b", 0, 4, NodeState.ONLINE), ("c", 4, 10, NodeState.ONLINE)], True),
-        ([("b", 0, 4, NodeState.ONLINE), ("c", 5, 10, NodeState.ONLINE)], False),
-        ([("b", 0, 10, NodeState.JOINING)], False),
-        ([("b", 0, 10, NodeState.DRAINING)], False),
-    ],
-)
-def test_leaving_must_not_uncover_a_layer(others: list[tuple[str, int, int, NodeState]], free: bool) -> None:
-    records = [record("me", 2, 8), *(record(peer, a, b, state=state) for peer, a, b, state in others)]
-    assert could_leave(records, CUTS, ARTIFACT, "me") is free
