@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swarm.artifact import Manifest
-from swarm.artifact.catalog import KNOWN, PINNED
+from swarm.artifact.catalog import NAMES, named
 from swarm.artifact.memory import format_bytes
 from swarm.artifact.sizes import parse_size
 from swarm.errors import UsageError
@@ -81,10 +81,10 @@ def _row(served: Served, budgets: dict[str, int], cost: Cost, manifest: Manifest
 
 
 def _manifest(model: str) -> Manifest:
-    known = PINNED.get(model.lower()) or KNOWN.get(model.lower())
+    known = named(model)
     if known is not None:
         return known.manifest
-    raise UsageError(f"--plan: the sizes of {model} are not known here; choose {', '.join((*PINNED, *KNOWN))}")
+    raise UsageError(f"--plan: the sizes of {model} are not known here; choose {', '.join(NAMES)}")
 
 
 def _options(settings: Settings) -> ModelOptions:

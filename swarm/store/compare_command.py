@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.artifact.catalog import KNOWN, NAMES, PINNED
+from swarm.artifact.catalog import NAMES, named
 from swarm.artifact.local_path import printable
 from swarm.artifact.verify import read_manifest
 from swarm.errors import ArtifactMismatch, NoPeersGiven, PeerFailed, SwarmError, UsageError
@@ -69,8 +69,8 @@ async def compare(model: str, path: Path | None, peers: Sequence[str]) -> int:
 
 
 def _known(model: str) -> Manifest | None:
-    named = PINNED.get(model.lower()) or KNOWN.get(model.lower())
-    return None if named is None else named.manifest
+    known = named(model)
+    return None if known is None else known.manifest
 
 
 def _report(

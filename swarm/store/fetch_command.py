@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.artifact.catalog import KNOWN, NAMES, PINNED
+from swarm.artifact.catalog import NAMES, PINNED, named
 from swarm.artifact.cuts import check_span, parse_layers
 from swarm.artifact.local_path import printable
 from swarm.artifact.manifest import Manifest
@@ -124,8 +124,7 @@ def _manifest(model: str | None, path: Path | None) -> tuple[Manifest, str]:
         raise UsageError(f"name one model: {', '.join(NAMES)}, or its manifest with --manifest FILE")
     if path is not None:
         return given_manifest(path), path.stem
-    key = (model or "").lower()
-    known = PINNED.get(key) or KNOWN.get(key)
+    known = named(model or "")
     if known is None:
         raise UsageError(f"no model of the name {model}; choose one of {', '.join(NAMES)}, or give --manifest FILE")
     return known.manifest, known.name
