@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -21,12 +21,12 @@ from bench.simulated_swarm import Cause, SimulatedSwarm, World
 from dht.record import NodeState, SpanRecord
 from swarm.artifact.catalog import GLM52
 from swarm.errors import NotEnoughMemory
-from swarm.fleet import largest_ratio, plan_swarm
-from swarm.moving import Mover, MoveRules
 from swarm.node.config import ModelOptions
 from swarm.node.plan import Contexts, Planner
 from swarm.node.slots import default_slots
-from swarm.placement import Cost, Coverage, choose_span, choose_window, largest_windows
+from swarm.placement.choice import Cost, Coverage, choose_span, choose_window, largest_windows
+from swarm.placement.fleet import largest_ratio, plan_swarm
+from swarm.placement.moving import Mover, MoveRules
 
 GIB = 1 << 30
 HOUR = 3600.0
@@ -89,6 +89,20 @@ def simulate(scenario: Scenario, seed: int, bytes_per_second: float) -> dict[str
         swarm.at(at, swarm.kill_weakest)
     swarm.run(scenario.hours * HOUR)
     return _summed_up(swarm, scenario.hours)
+
+
+HURRIED = MoveRules(balance_turn_seconds=600, dwell_seconds=0, at_once=1.0)  # all go that could
+
+
+def crowded(seed: int, bytes_per_second: float, rules: MoveRules) -> dict[str, float]:
+    """Thirty servers of the first layers, two of each of the others."""
+    swarm = SimulatedSwarm(World(CUTS, MANIFEST.artifact_id, weights, costs, bytes_per_second, rules), seed)
+    memory = 64 * GIB - SYSTEM_BYTES
+    for span, servers in (((0, 18), 30), ((18, 34), 2), ((34, 50), 2), ((50, 66), 2), ((66, 78), 2)):
+        for _ in range(servers):
+            swarm.start_node(memory, span=span)
+    swarm.run(12 * HOUR)
+    return _summed_up(swarm, 12)
 
 
 def _summed_up(swarm: SimulatedSwarm, hours: float) -> dict[str, float]:
@@ -232,8 +246,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [simulate(scenario, seed, given.megabit * 1e6 / 8) for seed in range(seeds)]
         for figure in runs[0]:
             samples[f"{name}: {figure}"] = [run[figure] for run in runs]
-        lines.append(f"{name}: " + ", ".join(f"{key} {max(run[key] for run in runs):.4g}" for key in runs[0]))
+        lines.append(f"{name}: " + ", ".join(f"{key} {_range(run[key] for run in runs)}" for key in runs[0]))
         print(lines[-1], flush=True)
+    for name, rules in (("crowded", MoveRules()), ("crowded, all at once", HURRIED)):
+        runs = [crowded(seed, given.megabit * 1e6 / 8, rules) for seed in range(given.seeds)]
+        samples |= {f"{name}: {figure}": [run[figure] for run in runs] for figure in runs[0]}
+        lines.append(f"{name}: " + ", ".join(f"{key} {_range(run[key] for run in runs)}" for key in runs[0]))
     joins = one_by_one(200)
     summary |= {f"one by one: {key}": value for key, value in joins.items()} | choice_milliseconds(1000)
     bared = sum(sum(values) for name, values in samples.items() if name.endswith("layers_bared_by_moves"))
@@ -244,6 +262,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.record:
         _write(given, samples, summary, reached=reached)
     return 0 if reached else 1
+
+
+def _range(values: Iterable[float]) -> str:
+    low, *_, high = sorted(values) * 2
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
 
 
 def _write(

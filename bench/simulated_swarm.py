@@ -18,8 +18,8 @@ from random import Random
 
 from dht.record import NodeState, SpanRecord
 from swarm.errors import NotEnoughMemory
-from swarm.moving import Mover, MoveRules, Place
-from swarm.placement import Cost, Span, choose_span
+from swarm.placement.choice import Cost, Span, choose_span
+from swarm.placement.moving import Mover, MoveRules, Place
 
 ANNOUNCE_SECONDS = 20.0
 EXPIRY_SECONDS = 60.0
@@ -66,21 +66,24 @@ class Measured:
 class Node:
     """One machine, from its start to its death."""
 
-    def __init__(self, swarm: SimulatedSwarm, name: str, memory_bytes: int) -> None:
+    def __init__(self, swarm: SimulatedSwarm, name: str, memory_bytes: int, start_span: Span | None) -> None:
+        self.start_span = start_span
         self.swarm = swarm
         self.memory_bytes = memory_bytes
         world = swarm.world
         self.place = Place(world.cuts, world.artifact_id, name, memory_bytes, world.cost(memory_bytes))
         self.mover = Mover(self.place, world.rules)
         self.told: list[tuple[float, SpanRecord]] = []  # announcements, the newest last
-        self.held: list[Span] = []
+        self.held: list[Span] = [] if start_span is None else [start_span]
         self.died_at: float | None = None
 
     def live(self) -> Life:
         """From start to death: joins, and serves until it is killed."""
         random = self.swarm.random.random
-        yield self.mover.join_delay_seconds(random())
-        span = yield from self._join()
+        span = self.start_span
+        if span is None:
+            yield self.mover.join_delay_seconds(random())
+            span = yield from self._join()
         if span is None:
             return
         self.swarm.serve(self, span)
@@ -198,9 +201,10 @@ class SimulatedSwarm:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
 
-    def start_node(self, memory_bytes: int, at: float = 0.0) -> str:
+    def start_node(self, memory_bytes: int, at: float = 0.0, span: Span | None = None) -> str:
+        """``span``: it has these layers and serves them from the start; None: it joins with an empty disk."""
         name = f"node-{next(self._number)}-{self.random.getrandbits(32):08x}"
-        node = Node(self, name, memory_bytes)
+        node = Node(self, name, memory_bytes, span)
         self.nodes[name] = node
         life = node.live()
         self._at(at, lambda: self._go_on(node, life))

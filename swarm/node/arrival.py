@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dht.record import NodeState, SpanRecord
-from swarm.moving import Mover
 from swarm.node.network import Network
 from swarm.node.own_record import joining_record
 from swarm.node.parts import Parts
 from swarm.node.plan import Plan, Planner
 from swarm.node.reporter import Reporter
+from swarm.placement.moving import Mover
 
 ROUNDS = 8  # of giving way to others, after which a choice stands
 

@@ -196,7 +196,7 @@ async def _until_told(node: SwarmNode, signals: _Signals, console: PlainConsole)
 
 
 async def _ready_line(node: SwarmNode) -> str:
-    from swarm.placement import coverage_of
+    from swarm.placement.choice import coverage_of
 
     records = [record for record in await node.records() if record.state == NodeState.ONLINE]
     manifest = node.manifest

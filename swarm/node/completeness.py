@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dht.record import NodeState, SpanRecord
 from swarm.artifact import Manifest
-from swarm.placement import Span, coverage_of
+from swarm.placement.choice import Span, coverage_of
 
 
 class Completeness:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shim.types import ContextSpec, KvType
 from swarm.artifact.manifest import Manifest
-from swarm.moving import MoveRules
+from swarm.placement.moving import MoveRules
 
 
 @dataclass(frozen=True)

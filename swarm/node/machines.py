@@ -11,13 +11,13 @@ from swarm.artifact.catalog import NAMES, named
 from swarm.artifact.memory import format_bytes
 from swarm.artifact.sizes import parse_size
 from swarm.errors import UsageError
-from swarm.fleet import Plan, Served, largest_ratio, plan_swarm
 from swarm.node import options
 from swarm.node.config import ModelOptions
 from swarm.node.plan import Planner
 from swarm.node.settings import Settings
 from swarm.node.slots import bounded, default_slots, parse_slots
-from swarm.placement import Cost
+from swarm.placement.choice import Cost
+from swarm.placement.fleet import Plan, Served, largest_ratio, plan_swarm
 
 MOST_MACHINES = 1000
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from dht.record import NodeState, SpanRecord
 from shim.build import library_path
 from swarm.artifact import Manifest, available_memory
-from swarm.moving import Mover
 from swarm.node.arrival import Arrival
 from swarm.node.config import NodeConfig
 from swarm.node.intent import check, intent
@@ -32,6 +31,7 @@ from swarm.node.sessions import Counts
 from swarm.node.shared import Shared
 from swarm.node.stored_parts import open_parts
 from swarm.node.translate import as_swarm_error
+from swarm.placement.moving import Mover
 
 if TYPE_CHECKING:
     from dht.peer import Peer

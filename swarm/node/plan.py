@@ -14,7 +14,7 @@ from swarm.artifact.memory import BREATHING_BYTES, SpanMemory, describe, format_
 from swarm.errors import NotEnoughMemory, StoreError, UsageError
 from swarm.node.config import ModelOptions
 from swarm.node.slots import bounded, default_slots
-from swarm.placement import Choice, Place, Span, choose_span
+from swarm.placement.choice import Choice, Place, Span, choose_span
 
 DEFAULT_CHUNK_TOKENS = 512
 FLOAT_BYTES = 4

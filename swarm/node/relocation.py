@@ -18,7 +18,6 @@ from typing import Protocol
 from dht.record import NodeState, SpanRecord
 from shim.errors import EngineError
 from swarm.errors import SwarmError
-from swarm.moving import Mover
 from swarm.node.completeness import Completeness
 from swarm.node.network import Network
 from swarm.node.parts import Parts
@@ -26,6 +25,7 @@ from swarm.node.plan import Plan, Planner
 from swarm.node.reporter import Reporter
 from swarm.node.serving import Serving
 from swarm.node.translate import swarm_error
+from swarm.placement.moving import Mover
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
 import pytest
 
-from bench.placement import GIB, HOUR, Scenario, one_by_one, plans, simulate
+from bench.placement import GIB, HOUR, HURRIED, Scenario, crowded, one_by_one, plans, simulate
+from dht.record import NodeState, SpanRecord
+from swarm.placement.choice import Span
+from swarm.placement.turns import Turns
 
 MEGABIT_100 = 12.5e6
 
@@ -29,3 +35,21 @@ def test_five_machines_find_their_places_and_a_spare_heals_the_swarm(seed: int) 
     assert figures["weakest_servers_at_end"] >= 1
     assert figures["layers_bared_by_moves"] == 0
     assert figures["longest_heal_minutes"] < 2 * slowest
+
+
+class Careless(Turns):
+    """Goes when somebody else seems to be there."""
+
+    def may_leave(
+        self, peer_id: str, span: Span, layers: Iterable[int], records: Sequence[SpanRecord], now: float
+    ) -> bool:
+        others = [it for it in records if it.peer_id != peer_id and it.state is NodeState.ONLINE]
+        return all(any(it.first <= layer < it.last for it in others) for layer in layers)
+
+
+def test_movers_at_the_same_time_leave_nothing_bare() -> None:
+    figures = crowded(1, MEGABIT_100, HURRIED)
+    assert figures["moves_per_hour"] * 12 >= 20
+    assert figures["layers_bared_by_moves"] == 0
+    # it is the turns that see to it
+    assert crowded(1, MEGABIT_100, replace(HURRIED, turns=Careless()))["layers_bared_by_moves"] > 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from swarm.moving import MoveRules
 from swarm.node import cli
 from swarm.node import node as node_module
 from swarm.node.config import NodeConfig
 from swarm.node.node import SwarmNode
 from swarm.node.reporter import Reporter
-from swarm.turns import Turns
+from swarm.placement.moving import MoveRules
+from swarm.placement.turns import Turns
 
 HASTE = MoveRules(
     join_delay_seconds=0.5,

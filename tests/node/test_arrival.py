@@ -13,7 +13,6 @@ from dht.record import NodeState, SpanRecord
 from shim.types import ContextSpec
 from swarm.artifact.catalog import GLM52, GLM_TINY, KNOWN
 from swarm.errors import NotEnoughMemory, StoreError
-from swarm.moving import MoveRules
 from swarm.node.arrival import Arrival, believed
 from swarm.node.completeness import Completeness
 from swarm.node.config import ModelOptions, StoreOptions
@@ -21,7 +20,8 @@ from swarm.node.parts import WholeFiles
 from swarm.node.plan import Plan, Planner
 from swarm.node.reporter import Silent
 from swarm.node.stored_parts import StoredParts
-from swarm.placement import Choice
+from swarm.placement.choice import Choice
+from swarm.placement.moving import MoveRules
 from swarm.store.partial_copy import PartialCopy
 from tests.routing.records import CUTS, record
 

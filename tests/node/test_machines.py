@@ -23,7 +23,7 @@ def test_machines_that_are_too_small_are_shown_with_what_is_missing(capsys: pyte
     out = capsys.readouterr().out
     assert "too small together, as far as they go:" in out
     assert "(1.0 GiB): too small for any layers" in out
-    assert "without a machine: layers 50:78" in out
+    assert "without a machine: layers 46:78" in out
 
 
 def test_sizes_may_be_mixed() -> None:

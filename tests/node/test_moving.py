@@ -15,14 +15,14 @@ from dht.record import NodeState
 from shim.errors import ModelError
 from swarm import ClientConfig, SwarmClient
 from swarm.client import LastingSession
-from swarm.moving import MoveRules
 from swarm.node.config import NodeConfig
 from swarm.node.engine_host import EngineHost
 from swarm.node.node import SwarmNode
 from swarm.node.plan import Planner
 from swarm.node.reporter import Silent
 from swarm.node.sessions import Counts
-from swarm.turns import Turns
+from swarm.placement.moving import MoveRules
+from swarm.placement.turns import Turns
 from tests.e2e.chains import Script, unsplit_logits
 from tests.node.harness import CHUNK, CONTEXT, SLOTS, config, until
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dht.record import NodeState, SpanRecord
 from swarm.errors import NotEnoughMemory
-from swarm.placement import Choice, Coverage, Span, choose_span, choose_window, coverage_of
+from swarm.placement.choice import Choice, Coverage, Span, choose_span, choose_window, coverage_of
 from tests.routing.records import ARTIFACT, CUTS, GLM_CUTS, N_LAYERS, OTHER_ARTIFACT, record
 
 MIB = 1 << 20

@@ -3,10 +3,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.fleet import plan_swarm
-from swarm.placement import Coverage
+from swarm.placement.choice import Coverage
+from swarm.placement.fleet import plan_swarm
 from tests.routing.records import CUTS, GLM_CUTS, N_LAYERS
-from tests.routing.test_placement import MIB, per_layer, with_ends
+from tests.placement.test_placement import MIB, per_layer, with_ends
 
 
 def test_a_plan_loads_machines_in_proportion() -> None:

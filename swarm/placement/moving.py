@@ -3,7 +3,7 @@
 The idea: every node decides alone, from records that are up to a minute old, so each rule holds when many decide at
 once.
 
-- A layer is left only as ``swarm.turns`` allows: the first in an order that all compute alike stays.
+- A layer is left only as ``swarm.placement.turns`` allows: the first in an order that all compute alike stays.
 - A node that moves is away for a minute or two, also from layers it keeps. While all layers are served, somebody else
   must serve every layer of a node that moves. While some are not, nobody can use the others, and it is enough that
   nothing is left for good.
@@ -24,8 +24,7 @@ from functools import cached_property
 from math import ceil
 
 from dht.record import NodeState, SpanRecord
-from swarm.joining import better_choice
-from swarm.placement import (
+from swarm.placement.choice import (
     Choice,
     Coverage,
     Place,
@@ -35,8 +34,9 @@ from swarm.placement import (
     largest_windows,
     usable_records,
 )
-from swarm.slides import Holder, shortest_slide
-from swarm.turns import Turns, layers_lost, order
+from swarm.placement.joining import better_choice
+from swarm.placement.slides import Holder, shortest_slide
+from swarm.placement.turns import Turns, layers_lost, order
 
 __all__ = ["MoveRules", "Mover", "Place"]
 
@@ -54,7 +54,7 @@ class MoveRules:
     balance_turn_seconds: float = 3600.0
     dwell_seconds: float = 3600.0  # after a move, before one that is no repair
     clear_ratio: float = 1.5  # servers left on the layers that are left, to those of the weakest
-    clear_share: float = 0.25  # of the new window that must be weakest layers
+    clear_share: float = 0.25  # of the new window that must be weakest layers, unless those are all there are
     at_once: float = 0.02  # of the nodes that could go, in one balance turn
 
 
@@ -243,7 +243,7 @@ class _Scene:
             window
             for window in self._windows()
             if self.may_take(window, enough)
-            and servers[slice(*window)].count(weakest) >= share * (window[1] - window[0])
+            and servers[slice(*window)].count(weakest) >= min(share * (window[1] - window[0]), servers.count(weakest))
             and self.after(window) > sorted(servers)
         ]
         return max(better, key=self._merit, default=None)

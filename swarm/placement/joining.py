@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 
 from dht.record import NodeState, SpanRecord
-from swarm.placement import Choice, Coverage, Place, Span, choose_window, coverage_of, usable_records
-from swarm.turns import order
+from swarm.placement.choice import Choice, Coverage, Place, Span, choose_window, coverage_of, usable_records
+from swarm.placement.turns import order
 
 
 def better_choice(place: Place, records: Sequence[SpanRecord], span: Span, held: Sequence[Span] = ()) -> Choice | None:

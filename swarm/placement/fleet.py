@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from swarm.placement import Cost, Coverage, Span, choose_window, largest_windows, reach
+from swarm.placement.choice import Cost, Coverage, Span, choose_window, largest_windows, reach
 
 CLEAR_RELIEF = 0.9  # another hop slows every token, so it must lower the fullest machine's ratio to this part
 MOST_STATES = 4096  # of the exact search: numbers of machines used, by kind

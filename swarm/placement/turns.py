@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from dht.record import NodeState, SpanRecord
-from swarm.placement import Span
+from swarm.placement.choice import Span
 
 
 def order(peer_id: str, turn: int = 0) -> bytes:

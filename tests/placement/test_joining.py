@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dht.record import NodeState
-from swarm.moving import Mover, Place
-from swarm.placement import Coverage, Span, choose_span
+from swarm.placement.choice import Coverage, Span, choose_span
+from swarm.placement.moving import Mover, Place
 from tests.routing.records import ARTIFACT, CUTS, record
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from swarm.placement import Cost, Span, reach
-from swarm.turns import layers_lost, order
+from swarm.placement.choice import Cost, Span, reach
+from swarm.placement.turns import layers_lost, order
 
 
 @dataclass(frozen=True)
