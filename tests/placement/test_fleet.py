@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from swarm.placement.choice import Coverage
 from swarm.placement.fleet import plan_swarm
-from tests.routing.records import CUTS, GLM_CUTS, N_LAYERS
 from tests.placement.test_placement import MIB, per_layer, with_ends
+from tests.routing.records import CUTS, GLM_CUTS, N_LAYERS
 
 
 def test_a_plan_loads_machines_in_proportion() -> None:
