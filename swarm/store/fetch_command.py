@@ -21,6 +21,7 @@ from swarm.errors import UsageError
 from swarm.store.find import given_manifest
 from swarm.store.lists import find_digests, tensor_check
 from swarm.store.place import default_folder
+from swarm.store.source_text import HUB
 
 if TYPE_CHECKING:
     from swarm.store.fetch import Fetched
@@ -100,7 +101,7 @@ def run(given: argparse.Namespace) -> int:
 def _plan(given: argparse.Namespace) -> _Plan:
     manifest, name = _manifest(given.model, given.manifest)
     layers = _layers(given.layers, manifest)
-    source = given.source or ("hub" if manifest.name in PINNED else None)
+    source = given.source or (HUB if manifest.name in PINNED else None)
     if source is None:
         raise UsageError(f"{name}: say where it comes from, with --source URL or --source DIR")
     if not 1 <= given.parallel <= _MAX_PARALLEL:
