@@ -1,4 +1,4 @@
-"""``swarm-artifact``: what a model is made of, and whether a copy of it is complete and undamaged."""
+"""``swarm-artifact``: what a model is made of, which parts of it are here, and whether they are right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ PROG = "swarm-artifact"
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-DESCRIPTION = "Shows what a model is made of, and checks whether a copy of it is complete and undamaged."
+DESCRIPTION = (
+    "Shows what a model is made of, fetches the parts that some layers need, checks whether what is here is undamaged, "
+    "and frees what is not needed any more."
+)
 EPILOG = f"""\
 models by name: {", ".join(NAMES)}
 
