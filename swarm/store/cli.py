@@ -57,7 +57,8 @@ examples:
   see whether the nodes of a swarm hold the same bytes:
     {PROG} compare {GLM52.name} --initial-peers ADDRESS
 
-exit codes: 0 all right, 2 wrong option, 3 files missing, damaged or of another model, 130 interrupted.
+exit codes: 0 all right, 2 wrong option, 3 files missing, damaged, of another model or not to be had, 4 wrong layers,
+130 interrupted; those of compare are in its own --help.
 """
 
 

@@ -27,8 +27,8 @@ HELP = "ask the nodes of a swarm for the digests of their tensors, and say who d
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "exit codes: 0 all that is held twice is the same, 1 nothing could be compared, 3 nodes disagree, "
-        "8 some did not give what they announce"
+        "exit codes: 0 all that is held twice is the same, 1 nothing could be compared, 2 wrong option, "
+        "3 nodes disagree, 6 network, 7 no node serves the model, 8 some did not give what they announce"
     )
     parser.add_argument("model", metavar="NAME", help=f"{', '.join(NAMES)}, or what the swarm calls a model of its own")
     parser.add_argument("--initial-peers", nargs="+", metavar="ADDRESS", help="nodes of the swarm (or SWARM_PEERS)")
