@@ -13,6 +13,7 @@ from swarm.artifact.memory import format_bytes
 from swarm.artifact.sizes import parse_size
 from swarm.errors import UsageError
 from swarm.node import options
+from swarm.node.completeness import spans_text
 from swarm.node.config import ModelOptions
 from swarm.node.plan import Planner
 from swarm.node.settings import Settings
@@ -64,7 +65,7 @@ def _table(plan: Plan, budgets: dict[str, int], cost: Cost, manifest: Manifest) 
         yield from (_row(served, budgets, cost, manifest) for served in plan.support)
     yield from (f"  {name}: too small for any layers" for name in plan.idle)
     if plan.uncovered:
-        yield "without a machine: layers " + ", ".join(f"{first}:{last}" for first, last in plan.uncovered)
+        yield f"without a machine: layers {spans_text(plan.uncovered)}"
     else:
         yield f"each layer has at least {plan.replicas} {'machine' if plan.replicas == 1 else 'machines'}"
 
