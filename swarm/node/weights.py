@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -105,11 +106,14 @@ def read_in(parts: Sequence[Range], on_done: OnDone = lambda _n: None) -> int:
 
 
 class LockedWeights:
-    """Pages of files that the kernel may not drop while this is open. ``close`` may be called again."""
+    """Pages of files that the kernel may not drop while this is open. ``close`` may be called again, and while another
+    thread locks: that one ends after the pages it is at, with InterruptedError."""
 
     def __init__(self, parts: Sequence[Range]) -> None:
         self.parts = tuple(parts)
         self._maps: list[mmap.mmap] = []
+        self._closed = False
+        self._one_by_one = Lock()  # an address is used only while it is mapped
 
     @property
     def size(self) -> int:
@@ -135,21 +139,31 @@ class LockedWeights:
             raise
 
     def close(self) -> None:
-        while self._maps:
-            self._maps.pop().close()  # what is no longer mapped is no longer locked
+        with self._one_by_one:
+            self._closed = True
+            while self._maps:
+                self._maps.pop().close()  # what is no longer mapped is no longer locked
 
     def _map(self, path: Path) -> mmap.mmap:
-        try:
-            with path.open("rb") as file:
-                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError) as error:
-            raise NotAModel(f"{path}: {error}; check the file and its permissions") from None
-        return self._maps[-1]
+        with self._one_by_one:
+            self._check_open()
+            try:
+                with path.open("rb") as file:
+                    self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            except (OSError, ValueError) as error:
+                raise NotAModel(f"{path}: {error}; check the file and its permissions") from None
+            return self._maps[-1]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InterruptedError
 
     def _lock(self, path: Path, address: int, n_bytes: int) -> None:
-        if _libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(n_bytes)) == 0:
-            return
-        code = ctypes.get_errno()
+        with self._one_by_one:
+            self._check_open()
+            if _libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(n_bytes)) == 0:
+                return
+            code = ctypes.get_errno()
         if code in (errno.EPERM, errno.ENOMEM, errno.EAGAIN):
             raise NotEnoughMemory(
                 f"{format_bytes(self.size)} of weights can't be locked in memory ({os.strerror(code)}): if the limit "
