@@ -150,3 +150,11 @@ class SessionLost(SwarmError):
 
 class SessionPoisoned(SessionLost):
     """Steps of this session ended two engines; no node takes it again."""
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a task group that is no group itself."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

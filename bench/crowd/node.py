@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 
 from bench.crowd.calls import Call, log_path
@@ -12,11 +13,18 @@ from shim.types import StepBatch, StepResult, SummarySpec
 from swarm.ids import SessionId
 from swarm.node import cli
 from swarm.node import node as node_module
+from swarm.node.config import NodeConfig
 from swarm.node.node import SwarmNode
+from swarm.node.reporter import Reporter
 
 
 class LoggingNode(SwarmNode):
-    """Logs from the moment it serves. A line takes some ten microseconds, which count against the swarm."""
+    """Logs from the moment it serves. A line takes some ten microseconds, which count against the swarm. Its own speed
+    is not measured: what an earlier run has found would be measured again in the first quiet moment, which may be one
+    between two rounds."""
+
+    def __init__(self, config: NodeConfig, reporter: Reporter | None = None) -> None:
+        super().__init__(replace(config, measure_speed=False), reporter)
 
     async def __aenter__(self) -> LoggingNode:
         await super().__aenter__()

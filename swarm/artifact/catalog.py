@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from swarm.artifact import embedded
 from swarm.artifact.digest import Progress
@@ -57,11 +58,26 @@ KNOWN = {
 }
 NAMES = (*PINNED, *KNOWN)
 
+Named: TypeAlias = PinnedModel | KnownFile
+
+
+def every() -> tuple[Named, ...]:
+    return (*PINNED.values(), *KNOWN.values())
+
+
+def named(name: str) -> Named | None:
+    """The model of that name, whatever the case of its letters."""
+    return next((each for each in every() if each.name == name.lower()), None)
+
+
+def named_artifact(artifact_id: str) -> Named | None:
+    return next((each for each in every() if each.artifact_id == artifact_id), None)
+
 
 def name_of(artifact_id: str) -> str | None:
     """The name by which everybody can choose that artifact."""
-    named: list[PinnedModel | KnownFile] = [*PINNED.values(), *KNOWN.values()]
-    return next((each.name for each in named if each.artifact_id == artifact_id), None)
+    found = named_artifact(artifact_id)
+    return None if found is None else found.name
 
 
 @dataclass(frozen=True)
@@ -115,8 +131,7 @@ def pinned_of(first: GgufFile, n_files: int) -> PinnedModel | None:
 
 def digests_of(artifact_id: ArtifactId) -> Mapping[str, str] | None:
     """Digests of all tensors, by name, where this program has a list of them."""
-    named: tuple[PinnedModel | KnownFile, ...] = (*PINNED.values(), *KNOWN.values())
-    found = next((model for model in named if model.artifact_id == artifact_id), None)
+    found = named_artifact(artifact_id)
     return None if found is None else found.digests
 
 

@@ -1,8 +1,8 @@
 """Digest lists: what each tensor of an artifact is digested to.
 
-A manifest has the SHA-256 of whole files. Who holds a part of them checks it by such a list, tensor by tensor; how a
-tensor is digested says ``swarm.store.digests``. The list names its artifact and is written in one way only, so the same
-digests are the same bytes.
+A manifest has the SHA-256 of whole files. Who holds a part of them checks it by such a list, tensor by tensor:
+each digest is that of the digests of the tensor's pieces (``swarm.store.pieces``). The list names its artifact and is
+written in one way only, so the same digests are the same bytes.
 """
 
 from __future__ import annotations

@@ -5,24 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
-from swarm.artifact.catalog import KNOWN, NAMES, PINNED
+from swarm.artifact import catalog
+from swarm.artifact.catalog import NAMES, Named, every
 from swarm.artifact.gguf_file import read_header
 from swarm.artifact.gguf_set import set_names
-from swarm.artifact.known_file import KnownFile
 from swarm.artifact.local_copy import is_copy
 from swarm.artifact.local_path import is_folder, user_path
 from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, MAX_NAME, Manifest
-from swarm.artifact.pinned_model import PinnedModel
 from swarm.artifact.small_file import read_small
 from swarm.errors import ArtifactError, ArtifactMismatch, UsageError
 
 _BY_HAND = "name the model with --model NAME, or its manifest with --manifest FILE"
 _WRITE_ONE = "write one with: swarm-artifact inspect MODEL --manifest-out FILE"
-
-
-Named: TypeAlias = PinnedModel | KnownFile
 
 
 @dataclass(frozen=True)
@@ -64,20 +59,16 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _named(name: str) -> Named:
-    named = {each.name: each for each in _all()}.get(name.lower())
-    if named is None:
+    found = catalog.named(name)
+    if found is None:
         raise UsageError(f"{name}: no manifest is known by that name; choose one of: {', '.join(NAMES)}")
-    return named
-
-
-def _all() -> tuple[Named, ...]:
-    return (*PINNED.values(), *KNOWN.values())
+    return found
 
 
 def _in_folder(folder: Path, named: Named | None, given: Manifest | None) -> Target:
     if given is not None:
         return Target(given.with_file_names(_only_set(folder, len(given.files))), folder)
-    found = named or next((each for each in _all() if each.any_in(folder)), None)
+    found = named or next((each for each in every() if each.any_in(folder)), None)
     if found is None:
         raise UsageError(f"{folder}: none of its files has the name of a known model's; {_BY_HAND}")
     return Target(found.manifest, found.locate(folder).parent)
@@ -94,7 +85,7 @@ def _only_set(folder: Path, n_files: int) -> tuple[str, ...]:
 
 
 def _of_file(path: Path, named: Named | None, given: Manifest | None) -> Target:
-    by_name = next((each for each in _all() if path.name in each.file_names), None)
+    by_name = next((each for each in every() if path.name in each.file_names), None)
     if by_name is not None and given is None and named in (None, by_name):
         return _in_folder(path.parent, by_name, None)
     names = set_names(path.name)
@@ -109,7 +100,7 @@ def _of_file(path: Path, named: Named | None, given: Manifest | None) -> Target:
 
 def _by_header(first: Path, n_files: int) -> Manifest:
     header = read_header(first)
-    found = next((each for each in _all() if each.n_files == n_files and is_copy(header, each.manifest)), None)
+    found = next((each for each in every() if each.n_files == n_files and is_copy(header, each.manifest)), None)
     if found is None:
         raise UsageError(f"{first}: no model that is known by name; {_BY_HAND}")
     return found.manifest

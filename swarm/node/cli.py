@@ -196,6 +196,7 @@ async def _until_told(node: SwarmNode, signals: _Signals, console: PlainConsole)
 
 
 async def _ready_line(node: SwarmNode) -> str:
+    from swarm.node.completeness import spans_text
     from swarm.placement.choice import coverage_of
 
     records = [record for record in await node.records() if record.state == NodeState.ONLINE]
@@ -203,7 +204,7 @@ async def _ready_line(node: SwarmNode) -> str:
     others = sum(record.peer_id != node.peer_id for record in records)
     coverage = coverage_of(records, manifest.cuts, manifest.artifact_id)
     coverage = coverage.plus(*node.span)
-    lacking = ", ".join(f"{first}:{last}" for first, last in coverage.uncovered)
+    lacking = spans_text(coverage.uncovered)
     rest = f"; nobody serves {lacking} yet" if lacking else "; every layer is served"
     first, last = node.span
     peers = "1 other peer" if others == 1 else f"{others} other peers"

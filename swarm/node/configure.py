@@ -20,7 +20,6 @@ from swarm.node.slots import parse_slots
 
 MAX_PER_PEER = 1_000_000
 MAX_THREADS = 512
-MAX_CHUNK_TOKENS = 1 << 14
 MAX_NAME_CHARS = 128
 
 
@@ -58,7 +57,7 @@ def _model(settings: Settings) -> ModelOptions:
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     threads = options.count("--threads", settings.threads, 1, MAX_THREADS) or cores
     contexts = None if settings.slots is None else parse_slots(settings.slots)
-    chunk_tokens = options.count("--chunk-tokens", settings.chunk_tokens, 1, MAX_CHUNK_TOKENS)
+    chunk_tokens = options.count("--chunk-tokens", settings.chunk_tokens, 1, options.MAX_CHUNK_TOKENS)
     kv_type = options.kv_type(settings.kv_type)
     memory = None if settings.memory is None else parse_size(settings.memory, "--memory", "20GiB")
     journal = parse_size(settings.journal_memory, "--journal-memory", "256MiB", zero=True)

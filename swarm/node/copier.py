@@ -11,6 +11,7 @@ import asyncio
 import logging
 
 from shim.errors import EngineError, StepGap
+from swarm.errors import first_error
 from swarm.node.link import Greeting, Link, LinkBroken
 from swarm.node.live import LiveSession
 from swarm.node.sessions import Neighbour
@@ -91,7 +92,7 @@ class Copier:
                     await self._link.open()
                     await self._go_on()
         except* (LinkBroken, EngineError) as broken:
-            failure = _first(broken)
+            failure = str(first_error(broken))
             logger.info("copying a session to %s has failed: %s", self.peer_id, failure)
         finally:
             self._shared.copies -= 1
@@ -236,10 +237,3 @@ class Copier:
                 order=order,
             )
         )
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> str:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from dht.errors import DhtError
 from swarm.node.config import Timeouts
 from swarm.node.sessions import Neighbour
-from swarm.node.shared import Dialer
 from swarm.protocol import Activations, Body, FrameStream, Meter, Received, StreamClosed, WireError, clean_text, pb
+from swarm.protocol.questions import Dialer
 
 
 class LinkBroken(Exception):

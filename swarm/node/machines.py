@@ -7,32 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swarm.artifact import Manifest
-from swarm.artifact.catalog import KNOWN, PINNED
+from swarm.artifact.catalog import NAMES, named
+from swarm.artifact.local_path import user_path
 from swarm.artifact.memory import format_bytes
 from swarm.artifact.sizes import parse_size
 from swarm.errors import UsageError
 from swarm.node import options
+from swarm.node.completeness import spans_text
 from swarm.node.config import ModelOptions
 from swarm.node.plan import Planner
 from swarm.node.settings import Settings
-from swarm.node.slots import bounded, default_slots, parse_slots
+from swarm.node.slots import parse_slots
 from swarm.placement.choice import Cost
 from swarm.placement.fleet import Plan, Served, largest_ratio, plan_swarm
+from swarm.store.find import given_manifest
 
 MOST_MACHINES = 1000
 
 
 def plan_lines(settings: Settings, machines: str) -> list[str]:
-    """The plan for ``"5x64GiB,128GiB"``: what a node may take on each machine, as ``--memory`` says it. Raises
-    ``UsageError``."""
+    """The plan for ``"5x64GiB,128GiB"``, which is what each machine has free: the node itself and a reserve are taken
+    from it, too. Raises ``UsageError``."""
     budgets = parse_machines(machines)
-    manifest = _manifest(settings.model)
+    manifest = _manifest(settings)
     planner = Planner(manifest, _options(settings), 0)
-    if settings.slots is None:
-        candidates = list(default_slots(manifest.n_ctx_train))
-    else:
-        candidates = [bounded(parse_slots(settings.slots), manifest.n_ctx_train)]
-    for contexts in candidates:
+    for contexts in planner.candidates():
         cost = planner.place(contexts, "").cost
         plan = plan_swarm(manifest.cuts, budgets, cost, manifest.span_bytes)
         if plan.chains:
@@ -66,7 +65,7 @@ def _table(plan: Plan, budgets: dict[str, int], cost: Cost, manifest: Manifest) 
         yield from (_row(served, budgets, cost, manifest) for served in plan.support)
     yield from (f"  {name}: too small for any layers" for name in plan.idle)
     if plan.uncovered:
-        yield "without a machine: layers " + ", ".join(f"{first}:{last}" for first, last in plan.uncovered)
+        yield f"without a machine: layers {spans_text(plan.uncovered)}"
     else:
         yield f"each layer has at least {plan.replicas} {'machine' if plan.replicas == 1 else 'machines'}"
 
@@ -80,12 +79,24 @@ def _row(served: Served, budgets: dict[str, int], cost: Cost, manifest: Manifest
     )
 
 
-def _manifest(model: str) -> Manifest:
-    known = PINNED.get(model.lower()) or KNOWN.get(model.lower())
+def _manifest(settings: Settings) -> Manifest:
+    if settings.manifest is not None:
+        return given_manifest(user_path(settings.manifest))
+    known = named(settings.model)
     if known is not None:
         return known.manifest
-    raise UsageError(f"--plan: the sizes of {model} are not known here; choose {', '.join((*PINNED, *KNOWN))}")
+    raise UsageError(
+        f"--plan: the sizes of {settings.model} are not known here; choose {', '.join(NAMES)}, or give --manifest FILE"
+    )
 
 
 def _options(settings: Settings) -> ModelOptions:
-    return ModelOptions(Path(settings.model), kv_type=options.kv_type(settings.kv_type), mtp=settings.mtp)
+    """Those that memory depends on."""
+    return ModelOptions(
+        Path(settings.model),
+        contexts=None if settings.slots is None else parse_slots(settings.slots),
+        chunk_tokens=options.count("--chunk-tokens", settings.chunk_tokens, 1, options.MAX_CHUNK_TOKENS),
+        kv_type=options.kv_type(settings.kv_type),
+        journal_bytes=parse_size(settings.journal_memory, "--journal-memory", "256MiB", zero=True),
+        mtp=settings.mtp,
+    )

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.artifact import catalog
-from swarm.artifact.local_path import is_folder, user_path
 from swarm.artifact.manifest import Manifest
 from swarm.errors import UsageError
 from swarm.node.config import StoreOptions
 from swarm.store.find import given_manifest
 from swarm.store.lists import find_digests
 from swarm.store.place import default_folder
-
-HUB = "hub"
+from swarm.store.source_text import HUB, checked_source
 
 
 @dataclass(frozen=True)
@@ -66,27 +64,6 @@ def choose_model(wanted: Wanted) -> Found:
         return _fetched(wanted, known.name, known.manifest, source)
     local = catalog.find_model(wanted.model, wanted.model_dir, {})
     return Found(local.path, local.name)
-
-
-def checked_source(text: str) -> str:
-    """``hub``, an http(s) URL, or a folder that is there, with its absolute path. Raises ``UsageError`` as the store
-    does, but before anything else is done."""
-    if text.strip().lower() == HUB:
-        return HUB
-    scheme, separator, rest = text.partition("://")
-    if separator:
-        if scheme.lower() not in ("http", "https") or not rest.strip("/"):
-            raise UsageError(
-                f"--source {scheme}://...: that is no http or https address; write {HUB}, a folder, or "
-                "https://host/folder"
-            )
-        return text
-    folder = user_path(text)
-    if not is_folder(folder):
-        raise UsageError(
-            f"--source {text}: no such folder; write {HUB}, a folder, or an address that begins with https://"
-        )
-    return str(folder.absolute())
 
 
 def _by_manifest(wanted: Wanted, path: Path, source: str | None) -> Found:

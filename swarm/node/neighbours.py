@@ -17,8 +17,10 @@ from typing import Protocol, TypeAlias
 
 from dht.errors import DhtError
 from dht.record import LinkRtt, NodeState, SpanRecord
-from swarm.node.shared import Dialer
-from swarm.protocol import INFO_STREAM, FrameStream, StreamClosed, WireError, pb
+from swarm.errors import SwarmError
+from swarm.ids import PeerId
+from swarm.protocol import FrameStream, pb
+from swarm.protocol.questions import Dialer, Questions
 
 logger = logging.getLogger(__name__)
 
@@ -78,28 +80,23 @@ async def round_trip(dialer: Dialer, peer_id: str, addresses: tuple[str, ...]) -
     stays."""
     try:
         async with asyncio.timeout(ASK_SECONDS):
-            return await _asked(dialer, peer_id, addresses)
+            return await _asked(Questions(dialer, PeerId(peer_id), addresses))
     except TimeoutError:
         raise NoAnswer(f"it did not answer within {ASK_SECONDS:g} s") from None
-    except (DhtError, StreamClosed, WireError, OSError) as error:
+    except (SwarmError, OSError) as error:
         raise NoAnswer(str(error)) from None
 
 
-async def _asked(dialer: Dialer, peer_id: str, addresses: tuple[str, ...]) -> float:
-    stream = FrameStream(*await dialer.open_stream(peer_id, INFO_STREAM, addresses), max_step_bytes=0)
-    try:
-        await _trip(stream)  # the first one pays for opening the stream
-        return min([await _trip(stream) for _ in range(TRIPS)])
-    finally:
-        await stream.close()
+async def _asked(neighbour: Questions) -> float:
+    async with neighbour.asked(pb.DescribeRequest()) as stream:
+        await neighbour.description(stream)  # the first one pays for opening the stream
+        return min([await _trip(neighbour, stream) for _ in range(TRIPS)])
 
 
-async def _trip(stream: FrameStream) -> float:
+async def _trip(neighbour: Questions, stream: FrameStream) -> float:
     began = time.monotonic()
     await stream.send(pb.DescribeRequest())
-    answer = await stream.receive()
-    if not isinstance(answer, pb.NodeDescription):
-        raise NoAnswer("it answered with something else")
+    await neighbour.description(stream)
     return time.monotonic() - began
 
 

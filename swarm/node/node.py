@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dht.record import NodeState, SpanRecord
 from shim.build import library_path
 from swarm.artifact import Manifest, available_memory
+from swarm.errors import first_error
 from swarm.node.arrival import Arrival
 from swarm.node.config import NodeConfig
 from swarm.node.intent import check, intent
@@ -299,7 +300,4 @@ def first_of_group() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
+        raise first_error(group) from None

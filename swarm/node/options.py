@@ -11,6 +11,7 @@ from swarm.errors import UsageError
 from swarm.node.config import HostPort
 
 MAX_PORT = 65535
+MAX_CHUNK_TOKENS = 1 << 14
 _KV_TYPES = {"f32": KvType.F32, "f16": KvType.F16, "q8_0": KvType.Q8_0}
 KV_TYPES = tuple(_KV_TYPES)
 

@@ -8,9 +8,9 @@ from typing import Protocol
 from swarm.node.config import Timeouts
 from swarm.node.link import Greeting, Link, LinkBroken
 from swarm.node.live import Computed, Finished, LiveSession
-from swarm.node.shared import Dialer
 from swarm.protocol import DATA_STREAM, FrameStream, WireError, clean_text, error_frame, pb
 from swarm.protocol.limits import first_step
+from swarm.protocol.questions import Dialer
 from swarm.replay import Held
 
 MAX_UINT32 = (1 << 32) - 1

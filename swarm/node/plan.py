@@ -85,7 +85,7 @@ class Planner:
 
     def explicit(self) -> Plan | None:
         """The span that ``--layers`` names, whether it fits or not; None for auto. Raises UsageError and SpanError."""
-        candidates = list(self._candidates())
+        candidates = list(self.candidates())
         span = parse_layers(self.options.layers)
         if span is None:
             return None
@@ -95,7 +95,7 @@ class Planner:
 
     def choose(self, records: Sequence[SpanRecord], peer_id: str, held: Sequence[Span] = ()) -> Plan:
         """The span that helps the swarm most. Raises NotEnoughMemory, and StoreError when the disk is too small."""
-        *roomy, smallest = self._candidates()
+        *roomy, smallest = self.candidates()
         for contexts in roomy:
             try:
                 return self._chosen(records, self.place(contexts, peer_id), contexts, held)
@@ -153,7 +153,8 @@ class Planner:
             "may be taken; free some, lower --disk-reserve, or choose another --data-dir"
         )
 
-    def _candidates(self) -> Iterable[Contexts]:
+    def candidates(self) -> Iterable[Contexts]:
+        """Slots to try, most first."""
         trained = self.manifest.n_ctx_train
         if self.options.contexts is not None:
             return [bounded(self.options.contexts, trained)]

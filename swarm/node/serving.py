@@ -25,11 +25,12 @@ from swarm.node.reporter import Reporter
 from swarm.node.scheduler import Policy, Runner
 from swarm.node.service import Service
 from swarm.node.sessions import SessionTable
-from swarm.node.shared import Dialer, Shared
+from swarm.node.shared import Shared
 from swarm.node.slots import chunk_within_stall
 from swarm.node.tally import Tally
 from swarm.node.upkeep import Upkeep
 from swarm.protocol import clean_text
+from swarm.protocol.questions import Dialer
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from dht.record import LinkRtt, NodeState, SlotClass
 from shim.errors import EngineError
@@ -28,16 +27,9 @@ from swarm.node.tally import Tally
 from swarm.node.understudy import Understudy
 from swarm.node.unused import told, unused
 from swarm.protocol import FrameStream, WireError, pb
+from swarm.protocol.questions import Dialer
 
 logger = logging.getLogger(__name__)
-
-
-class Dialer(Protocol):
-    """The part of ``dht.peer.Peer`` that reaches successors."""
-
-    async def open_stream(
-        self, peer_id: str, protocol: str, addresses: tuple[str, ...] = ()
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
 
 
 @dataclass(eq=False)

@@ -12,19 +12,21 @@ import errno
 import mmap
 import os
 import resource
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import SpanMemory, format_bytes
 from swarm.errors import NotAModel, NotEnoughMemory
+from swarm.store.holes import data_ranges
 
 PAGE = mmap.PAGESIZE
-PIECE_BYTES = 32 << 20  # between two words about progress
+STRIDE_BYTES = 32 << 20  # between two words about progress
 _READ_BYTES = 1 << 20
 _CAP_IPC_LOCK = 14  # of Linux: whoever has it may lock anything
 _MORE = "raise it (ulimit -l unlimited, or LimitMEMLOCK=infinity in the systemd unit) or use --weights prefetched"
@@ -64,27 +66,12 @@ def held_parts(ranges: Iterable[Range]) -> list[Range]:
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                found = [piece for part in group for piece in _data(file.fileno(), part.start, part.stop)]
+                found = [piece for part in group for piece in data_ranges(file.fileno(), part.start, part.stop)]
         except OSError as error:
             raise NotAModel(f"{path}: {error.strerror or error}; check the file and its permissions") from None
         pages = ((start // PAGE * PAGE, min(size, -(-stop // PAGE) * PAGE)) for start, stop in found)
         parts += [Range(path, start, stop) for start, stop in _joined(pages)]
     return parts
-
-
-def _data(descriptor: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    while start < stop:
-        try:
-            start = os.lseek(descriptor, start, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return  # nothing but a hole up to the end of the file
-        if start >= stop:
-            return
-        end = min(stop, os.lseek(descriptor, start, os.SEEK_HOLE))
-        yield start, end
-        start = end
 
 
 def _joined(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -110,7 +97,7 @@ def read_in(parts: Sequence[Range], on_done: OnDone = lambda _n: None) -> int:
                     if n == 0:
                         break  # the file has become shorter, which loading will tell
                     start, done = start + n, done + n
-                    if start % PIECE_BYTES < _READ_BYTES:
+                    if start % STRIDE_BYTES < _READ_BYTES:
                         on_done(done)
         except OSError as error:
             raise NotAModel(f"{part.path}: {error.strerror or error}; check the disk") from None
@@ -119,11 +106,14 @@ def read_in(parts: Sequence[Range], on_done: OnDone = lambda _n: None) -> int:
 
 
 class LockedWeights:
-    """Pages of files that the kernel may not drop while this is open. ``close`` may be called again."""
+    """Pages of files that the kernel may not drop while this is open. ``close`` may be called again, and while another
+    thread locks: that one ends after the pages it is at, with InterruptedError."""
 
     def __init__(self, parts: Sequence[Range]) -> None:
         self.parts = tuple(parts)
         self._maps: list[mmap.mmap] = []
+        self._closed = False
+        self._one_by_one = Lock()  # an address is used only while it is mapped
 
     @property
     def size(self) -> int:
@@ -139,8 +129,8 @@ class LockedWeights:
                 mapped = self._map(path)
                 address = _address(mapped)
                 for part in group:
-                    for start in range(part.start, part.stop, PIECE_BYTES):
-                        n = min(PIECE_BYTES, part.stop - start)
+                    for start in range(part.start, part.stop, STRIDE_BYTES):
+                        n = min(STRIDE_BYTES, part.stop - start)
                         self._lock(path, address + start, n)
                         done += n
                         on_done(done)
@@ -149,21 +139,31 @@ class LockedWeights:
             raise
 
     def close(self) -> None:
-        while self._maps:
-            self._maps.pop().close()  # what is no longer mapped is no longer locked
+        with self._one_by_one:
+            self._closed = True
+            while self._maps:
+                self._maps.pop().close()  # what is no longer mapped is no longer locked
 
     def _map(self, path: Path) -> mmap.mmap:
-        try:
-            with path.open("rb") as file:
-                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError) as error:
-            raise NotAModel(f"{path}: {error}; check the file and its permissions") from None
-        return self._maps[-1]
+        with self._one_by_one:
+            self._check_open()
+            try:
+                with path.open("rb") as file:
+                    self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            except (OSError, ValueError) as error:
+                raise NotAModel(f"{path}: {error}; check the file and its permissions") from None
+            return self._maps[-1]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InterruptedError
 
     def _lock(self, path: Path, address: int, n_bytes: int) -> None:
-        if _libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(n_bytes)) == 0:
-            return
-        code = ctypes.get_errno()
+        with self._one_by_one:
+            self._check_open()
+            if _libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(n_bytes)) == 0:
+                return
+            code = ctypes.get_errno()
         if code in (errno.EPERM, errno.ENOMEM, errno.EAGAIN):
             raise NotEnoughMemory(
                 f"{format_bytes(self.size)} of weights can't be locked in memory ({os.strerror(code)}): if the limit "

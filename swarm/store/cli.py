@@ -1,4 +1,4 @@
-"""``swarm-artifact``: what a model is made of, and whether a copy of it is complete and undamaged."""
+"""``swarm-artifact``: what a model is made of, which parts of it are here, and whether they are right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ PROG = "swarm-artifact"
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-DESCRIPTION = "Shows what a model is made of, and checks whether a copy of it is complete and undamaged."
+DESCRIPTION = (
+    "Shows what a model is made of, fetches the parts that some layers need, checks whether what is here is undamaged, "
+    "and frees what is not needed any more."
+)
 EPILOG = f"""\
 models by name: {", ".join(NAMES)}
 
@@ -54,7 +57,8 @@ examples:
   see whether the nodes of a swarm hold the same bytes:
     {PROG} compare {GLM52.name} --initial-peers ADDRESS
 
-exit codes: 0 all right, 2 wrong option, 3 files missing, damaged or of another model, 130 interrupted.
+exit codes: 0 all right, 2 wrong option, 3 files missing, damaged, of another model or not to be had, 4 wrong layers,
+130 interrupted; those of compare are in its own --help.
 """
 
 

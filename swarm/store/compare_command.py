@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.artifact.catalog import KNOWN, NAMES, PINNED
+from swarm.artifact.catalog import NAMES, named
 from swarm.artifact.local_path import printable
 from swarm.artifact.verify import read_manifest
 from swarm.errors import ArtifactMismatch, NoPeersGiven, PeerFailed, SwarmError, UsageError
@@ -27,8 +27,8 @@ HELP = "ask the nodes of a swarm for the digests of their tensors, and say who d
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "exit codes: 0 all that is held twice is the same, 1 nothing could be compared, 3 nodes disagree, "
-        "8 some did not give what they announce"
+        "exit codes: 0 all that is held twice is the same, 1 nothing could be compared, 2 wrong option, "
+        "3 nodes disagree, 6 network, 7 no node serves the model, 8 some did not give what they announce"
     )
     parser.add_argument("model", metavar="NAME", help=f"{', '.join(NAMES)}, or what the swarm calls a model of its own")
     parser.add_argument("--initial-peers", nargs="+", metavar="ADDRESS", help="nodes of the swarm (or SWARM_PEERS)")
@@ -69,8 +69,8 @@ async def compare(model: str, path: Path | None, peers: Sequence[str]) -> int:
 
 
 def _known(model: str) -> Manifest | None:
-    named = PINNED.get(model.lower()) or KNOWN.get(model.lower())
-    return None if named is None else named.manifest
+    known = named(model)
+    return None if known is None else known.manifest
 
 
 def _report(

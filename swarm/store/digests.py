@@ -1,8 +1,8 @@
 """What a span is digested to, and the digests of a file's tensors while it is read.
 
-How a tensor is digested says ``swarm.store.pieces``: from its pieces, so that one that is fetched or read again is
-checked alone. The root of a span stands for all of its tensors: two nodes with the same layers and the same root hold
-the same bytes.
+A tensor is digested from the digests of its pieces (``swarm.store.pieces``), so that one that is fetched or read again
+is checked alone. The root of a span stands for all of its tensors: two nodes with the same layers and the same root
+hold the same bytes.
 """
 
 from __future__ import annotations

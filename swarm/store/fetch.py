@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from swarm.artifact.digest import Progress
-from swarm.errors import SourceError
+from swarm.errors import SourceError, first_error
 from swarm.store.bucket import TokenBucket
 from swarm.store.committer import Committer, OnTensor
 from swarm.store.in_thread import in_thread
@@ -162,7 +162,7 @@ class _Fetcher:
                 await asyncio.wait([group.create_task(self._worker()) for _ in range(self._parallel)])
                 end.set()
         except BaseExceptionGroup as failed:
-            raise _first(failed) from None
+            raise first_error(failed) from None
 
     async def _worker(self) -> None:
         while self._queue:
@@ -218,10 +218,3 @@ class _Fetcher:
         left = self._not_before - time.monotonic()
         if left > 0:
             await asyncio.sleep(left)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.artifact.catalog import KNOWN, NAMES, PINNED
+from swarm.artifact.catalog import NAMES, PINNED, named
 from swarm.artifact.cuts import check_span, parse_layers
 from swarm.artifact.local_path import printable
 from swarm.artifact.manifest import Manifest
@@ -21,6 +21,7 @@ from swarm.errors import UsageError
 from swarm.store.find import given_manifest
 from swarm.store.lists import find_digests, tensor_check
 from swarm.store.place import default_folder
+from swarm.store.source_text import HUB
 
 if TYPE_CHECKING:
     from swarm.store.fetch import Fetched
@@ -100,7 +101,7 @@ def run(given: argparse.Namespace) -> int:
 def _plan(given: argparse.Namespace) -> _Plan:
     manifest, name = _manifest(given.model, given.manifest)
     layers = _layers(given.layers, manifest)
-    source = given.source or ("hub" if manifest.name in PINNED else None)
+    source = given.source or (HUB if manifest.name in PINNED else None)
     if source is None:
         raise UsageError(f"{name}: say where it comes from, with --source URL or --source DIR")
     if not 1 <= given.parallel <= _MAX_PARALLEL:
@@ -124,8 +125,7 @@ def _manifest(model: str | None, path: Path | None) -> tuple[Manifest, str]:
         raise UsageError(f"name one model: {', '.join(NAMES)}, or its manifest with --manifest FILE")
     if path is not None:
         return given_manifest(path), path.stem
-    key = (model or "").lower()
-    known = PINNED.get(key) or KNOWN.get(key)
+    known = named(model or "")
     if known is None:
         raise UsageError(f"no model of the name {model}; choose one of {', '.join(NAMES)}, or give --manifest FILE")
     return known.manifest, known.name

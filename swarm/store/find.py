@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.artifact.catalog import KNOWN, NAMES, PINNED
+from swarm.artifact.catalog import NAMES, every, named
 from swarm.artifact.gguf_set import shard_name
-from swarm.artifact.known_file import KnownFile
 from swarm.artifact.local_path import is_folder, user_path
 from swarm.artifact.manifest import Manifest
-from swarm.artifact.pinned_model import PinnedModel
 from swarm.artifact.verify import read_manifest
 from swarm.errors import UsageError
 from swarm.store.piece_state import SUFFIX
@@ -28,19 +26,15 @@ class Stored:
 def find_stored(what: str, data_dir: Path | None = None, manifest_path: Path | None = None) -> Stored:
     """``what`` is a model's name, or a folder with parts of one; ``manifest_path`` describes a model that is not in the
     catalog, whose files are named after it. Raises ``UsageError``."""
-    if what.lower() in NAMES and manifest_path is None:
-        return Stored(named_manifest(what), data_dir or default_folder(what.lower()))
+    known = named(what)
+    if known is not None and manifest_path is None:
+        return Stored(known.manifest, data_dir or default_folder(known.name))
     if manifest_path is not None and data_dir is None and not is_folder(user_path(what)):
         return Stored(given_manifest(manifest_path), default_folder(manifest_path.stem))
     folder = data_dir or user_path(what)
     if manifest_path is not None:
         return Stored(given_manifest(manifest_path), folder)
     return Stored(_told_by_files(folder), folder)
-
-
-def named_manifest(name: str) -> Manifest:
-    known = PINNED.get(name.lower()) or KNOWN[name.lower()]
-    return known.manifest
 
 
 def given_manifest(path: Path) -> Manifest:
@@ -59,8 +53,7 @@ def _told_by_files(folder: Path) -> Manifest:
     if not is_folder(folder):
         raise UsageError(f"{folder}: no such folder, and no model's name; choose a folder or one of {', '.join(NAMES)}")
     present = {path.name.removesuffix(SUFFIX) for path in folder.iterdir()}
-    every: tuple[PinnedModel | KnownFile, ...] = (*PINNED.values(), *KNOWN.values())
-    for known in every:
+    for known in every():
         if present.intersection(known.file_names):
             return known.manifest
     raise UsageError(

@@ -21,8 +21,7 @@ from swarm.store.held import FileFindings, check_held, headers_differ, held_piec
 from swarm.store.lists import find_digests, tensor_check
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.pieces import Piece
-
-HUB = "hub"
+from swarm.store.source_text import HUB
 
 
 @dataclass(frozen=True)

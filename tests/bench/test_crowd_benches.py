@@ -11,8 +11,10 @@ import pytest
 from bench import long_prompt, many_clients, pipelining
 from bench.crowd import Call, Part
 from bench.crowd.naming import model_option, record_id
+from bench.crowd.node import LoggingNode
 from bench.glm_slice import slice_name
 from bench.record import Record
+from swarm.node.config import ModelOptions, NodeConfig
 
 
 @pytest.fixture
@@ -48,6 +50,10 @@ def test_many_clients(llama_untied_path: Path, written: list[Record], capsys: py
         assert len(record.samples[f"{name}_{clients - 1}_token_seconds"]) == 4
     assert many_clients.parser().parse_args(shlex.split(record.command)[3:]).clients == (1, 3)
     assert "rows a call" in capsys.readouterr().out
+
+
+def test_nodes_under_test_compute_nothing_of_their_own(llama_untied_path: Path) -> None:
+    assert not LoggingNode(NodeConfig(ModelOptions(llama_untied_path))).config.measure_speed
 
 
 def test_long_prompt(llama_untied_path: Path, written: list[Record], capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 
 class Disk:
-    """``bytes_per_layer`` are missing of each layer that is not held."""
+    """A GiB is missing of each layer that is not held."""
 
     def __init__(self, room_bytes: int, *held: int) -> None:
         self._room_bytes = room_bytes

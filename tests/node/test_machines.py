@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from swarm.artifact.catalog import GLM_TINY, KNOWN
 from swarm.errors import UsageError
 from swarm.node.cli import main
 from swarm.node.machines import parse_machines
@@ -34,6 +37,23 @@ def test_sizes_may_be_mixed() -> None:
 def test_nonsense_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"write for example|name 1 to"):
         parse_machines(text)
+
+
+def test_a_model_of_ones_own_is_planned_by_its_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = tmp_path / "mine.json"
+    manifest.write_bytes(KNOWN[GLM_TINY].manifest.to_json())
+    assert main(["--manifest", str(manifest), "--plan", "2x64GiB"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("mine, slots ")
+    assert f"--layers 0:{KNOWN[GLM_TINY].manifest.n_layers}" in out
+
+
+def test_options_that_take_memory_count(capsys: pytest.CaptureFixture[str]) -> None:
+    def table(*given: str) -> str:
+        assert main(["--plan", "5x64GiB", "--slots", "4x4096", *given]) == 0
+        return capsys.readouterr().out
+
+    assert len({table(), table("--chunk-tokens", "2048"), table("--journal-memory", "0")}) == 3
 
 
 def test_only_models_whose_sizes_are_known_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:

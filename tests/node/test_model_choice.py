@@ -9,8 +9,9 @@ import pytest
 from swarm.artifact.catalog import GLM52, KNOWN, find_model
 from swarm.artifact.manifest import load_manifest
 from swarm.errors import NotAModel, UsageError
-from swarm.node.model_choice import Found, Wanted, checked_source, choose_model
+from swarm.node.model_choice import Found, Wanted, choose_model
 from swarm.store.place import default_folder
+from swarm.store.source_text import checked_source
 from tests.artifact import files
 
 URL = "https://192.0.2.1/files/"
@@ -93,10 +94,15 @@ def test_sources(tmp_path: Path) -> None:
     for text, why in (
         ("ftp://192.0.2.1/", "no http or https address"),
         ("http:///", "no http or https address"),
+        ("https://:443/models", "no http or https address"),
+        ("http://host:99999/models", "no http or https address"),
         (str(tmp_path / "none"), "no such folder; write hub, a folder, or an address that begins with https://"),
     ):
         with pytest.raises(UsageError, match=f"--source.*: .*{why}"):
             checked_source(text)
+    with pytest.raises(UsageError) as raised:
+        checked_source("http://me:secret@[::1/models")
+    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,8 @@ from swarm.node.node import SwarmNode
 from swarm.node.plan import Planner
 from swarm.node.reporter import Silent
 from swarm.node.sessions import Counts
-from swarm.placement.moving import MoveRules
+from swarm.placement.choice import Choice
+from swarm.placement.moving import Mover, MoveRules
 from swarm.placement.turns import Turns
 from tests.e2e.chains import Script, unsplit_logits
 from tests.node.harness import CHUNK, CONTEXT, SLOTS, config, until
@@ -117,14 +119,23 @@ async def test_layers_that_cannot_be_loaded_leave_the_old_ones_in_service(
     llama_untied_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with of_two_halves(llama_untied_path, tmp_path, monkeypatch) as (first, _second, mover, lines):
-        start = EngineHost.start
+        start, look = EngineHost.start, Mover.look
+        n_broken = n_looks = 0
 
         async def broken(host: EngineHost, on_progress: object = None) -> object:
+            nonlocal n_broken
             if host._config.first == 0:
+                n_broken += 1
                 raise ModelError("the disk is broken")
             return await start(host)
 
+        def counted(*given: Any) -> Choice | None:
+            nonlocal n_looks
+            n_looks += 1
+            return look(*given)
+
         monkeypatch.setattr(EngineHost, "start", broken)
+        monkeypatch.setattr(Mover, "look", counted)
         await first.drain()
         await until(lambda: "serving layers 3:6" in lines.lines)
         assert lines.lines[-4:] == [
@@ -134,6 +145,9 @@ async def test_layers_that_cannot_be_loaded_leave_the_old_ones_in_service(
             "serving layers 3:6",
         ]
         assert (mover.span, mover.state) == ((3, 6), NodeState.ONLINE)
+        n_looks = 0
+        await until(lambda: n_looks >= 5)
+        assert n_broken == 1, "what could not be loaded is not tried again"
 
 
 async def test_a_node_that_moves_can_leave_at_any_moment(

@@ -39,7 +39,6 @@ def pinned(glm_random_ud_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     pinned = PinnedModel("small", manifest.artifact_id, hub, "Small", 1, "SWARM_SMALL_DIR")
     monkeypatch.setattr(pinned_model, "FOLDER", tmp_path)
     monkeypatch.setattr(catalog, "PINNED", {"small": pinned})
-    monkeypatch.setattr("swarm.artifact.verify.PINNED", {"small": pinned})
     return pinned
 
 

@@ -732,7 +732,8 @@ async def test_a_clock_that_is_off_ends_the_start(
 async def test_slots_of_two_sizes_are_booked_by_need(llama_untied_path: Path, folder: Path) -> None:
     base = config(llama_untied_path, "0:6", folder)
     model = type(base.model)(llama_untied_path, "0:6", 4 << 30, contexts=(ContextSpec(1, 512), ContextSpec(1, 256)))
-    async with SwarmNode(type(base)(model, base.network, measure_speed=True)) as node, client_peer(node) as peer:
+    given = type(base)(model, base.network, measure_speed=True, speed_folder=folder / "speed")
+    async with SwarmNode(given) as node, client_peer(node) as peer:
         assert node.shared.speed.decode_tokens_per_second > 0
         assert node.shared.speed.prefill_tokens_per_second > 0
         assert await slots_empty(node)

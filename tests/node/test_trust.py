@@ -21,6 +21,7 @@ from swarm.errors import PeerFailed, SourceError
 from swarm.ids import PeerId
 from swarm.node.config import StoreOptions
 from swarm.node.node import SwarmNode
+from swarm.node.replicas import Replicas
 from swarm.protocol import pb
 from swarm.protocol.questions import Questions
 from swarm.store.compare_command import compare
@@ -169,6 +170,20 @@ async def test_a_disagreement_is_shown_with_peers_and_tensors(
     out = capsys.readouterr().out
     assert f", not the model's by its digest list: {other.peer_id} 2:6\n" in out
     assert out.count("not the model's") == 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_replica_is_asked_once_for_what_it_announces(pair: Pair) -> None:
+    _, other, _ = pair
+    records, heard = await other.records(), Heard()
+    replicas = Replicas(other, other._on_network, heard, None, look_seconds=60.0)
+    await replicas.compare(records)
+    assert len(heard.lines) == 1
+    await replicas.compare(records)
+    assert len(heard.lines) == 1
+    await replicas.compare(())  # who has gone and comes back is asked again
+    await replicas.compare(records)
+    assert len(heard.lines) == 2
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from swarm.artifact import load_manifest
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.memory import SpanMemory
 from swarm.errors import NotAModel, NotEnoughMemory
+from swarm.node import weights as weights_module
 from swarm.node.config import Weights
 from swarm.node.node import SwarmNode
 from swarm.node.reporter import Silent
@@ -104,6 +106,23 @@ def test_locked_are_exactly_the_parts(partial: Path) -> None:
     assert resident_in(resident_pages(partial), 17 * MIB, 17 * MIB + 8 * PAGE) == 8
     weights.close()
     weights.close()
+    assert locked_bytes() == before
+
+
+def test_closing_while_pages_are_locked_touches_no_others(partial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_module, "STRIDE_BYTES", MIB)
+    before, told = locked_bytes(), []
+    locked = LockedWeights(held_parts([Range(partial, 0, 64 * MIB)]))
+
+    def close(done: int) -> None:
+        told.append(done)
+        closing = threading.Thread(target=locked.close)
+        closing.start()
+        closing.join()
+
+    with pytest.raises(InterruptedError):
+        locked.lock(close)
+    assert told == [MIB]
     assert locked_bytes() == before
 
 

@@ -6,16 +6,21 @@ import asyncio
 import os
 import subprocess
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from aiohttp import ClientResponse
+from yarl import URL
 
 from bench.range_server import Fault, RangeServer, Trouble
 from swarm.artifact.catalog import GLM52
 from swarm.artifact.pinned_model import HubFolder
 from swarm.errors import SourceError, UsageError
-from swarm.store.sources import HttpSource, HttpTimeouts, Source, Unavailable, open_source
+from swarm.store.sources import HttpSource, HttpTimeouts, Source, Unavailable, http, open_source
 from swarm.store.sources.hub import hub_source
+from swarm.store.sources.ranges import Asked
 from tests.store.conftest import Served
 
 FILE = 2
@@ -209,6 +214,15 @@ def test_the_hub_is_the_one_that_the_environment_names() -> None:
     assert done.stdout.strip() == (
         f"http://127.0.0.1:9/{GLM52.hub.repository}/resolve/{GLM52.hub.revision}/UD-IQ1_S/{GLM52.file_names[1]}"
     )
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_redirect_from_https_to_plain_http_is_refused(secure: bool) -> None:
+    headers = {"Content-Range": "bytes 0-0/2"}
+    answer = cast(ClientResponse, SimpleNamespace(url=URL("http://host/file"), status=206, headers=headers))
+    refused = pytest.raises(SourceError, match="host: leads from https to plain http; choose another")
+    with refused if secure else nullcontext():
+        http.check(answer, Asked(0, 1, 2), "host", secure=secure)
 
 
 @pytest.mark.parametrize("to_https", [False, True])

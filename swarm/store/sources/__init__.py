@@ -4,38 +4,31 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
+from pathlib import Path
 
 from swarm.artifact.catalog import PINNED
-from swarm.artifact.local_path import is_folder, user_path
 from swarm.artifact.manifest import Manifest
 from swarm.artifact.pinned_model import PinnedModel
 from swarm.errors import UsageError
+from swarm.store.source_text import HUB, checked_source
 from swarm.store.sources.folder import FolderSource
 from swarm.store.sources.http import HttpSource, HttpTimeouts
 from swarm.store.sources.hub import hub_source
 from swarm.store.sources.source import Source, Unavailable
 
-__all__ = ["HUB", "FolderSource", "HttpSource", "HttpTimeouts", "Source", "Unavailable", "open_source", "opened_source"]
-
-HUB = "hub"
+__all__ = ["FolderSource", "HttpSource", "HttpTimeouts", "Source", "Unavailable", "open_source", "opened_source"]
 
 
 def open_source(text: str, manifest: Manifest, *, timeouts: HttpTimeouts | None = None) -> Source:
     """The source that ``--source`` names; nothing is asked of it yet. Raises ``UsageError``."""
     pinned = next((each for each in PINNED.values() if each.artifact_id == manifest.artifact_id), None)
     names = [file.name for file in manifest.files]
-    if text.strip().lower() == HUB:
+    source = checked_source(text)
+    if source == HUB:
         return hub_source(_on_hub(pinned, manifest).hub, names, timeouts)
-    if "://" in text:
-        _check_address(text)
-        return HttpSource.at(text, names, timeouts)
-    folder = user_path(text)
-    if not is_folder(folder):
-        raise UsageError(
-            f"--source {text}: no such folder; write hub, a folder, or an address that begins with https://"
-        )
-    return FolderSource(folder, pinned.hub.folder if pinned else "")
+    if "://" in source:
+        return HttpSource.at(source, names, timeouts)
+    return FolderSource(Path(source), pinned.hub.folder if pinned else "")
 
 
 @asynccontextmanager
@@ -48,17 +41,6 @@ async def opened_source(
         yield source
     finally:
         await source.close()
-
-
-def _check_address(text: str) -> None:
-    """Does not repeat it: it may hold a password."""
-    try:
-        parts = urlsplit(text)
-        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets, or a port beyond 65535
-        right = False
-    if not right:
-        raise UsageError("--source: that is no http or https address; write hub, a folder, or https://host/folder")
 
 
 def _on_hub(pinned: PinnedModel | None, manifest: Manifest) -> PinnedModel:

@@ -135,7 +135,7 @@ class HttpSource:
                 url, headers={"Range": asked.header}, max_redirects=_MAX_REDIRECTS, proxy=_proxy(url)
             )
         try:
-            _check(response, asked, where, secure=url.startswith("https:"))
+            check(response, asked, where, secure=url.startswith("https:"))
             yield response
         finally:
             response.release() if response.content.at_eof() else response.close()
@@ -159,7 +159,8 @@ class HttpSource:
         return f"{self._name}: {manifest.files[file].name}"
 
 
-def _check(response: aiohttp.ClientResponse, asked: Asked, where: str, *, secure: bool) -> None:
+def check(response: aiohttp.ClientResponse, asked: Asked, where: str, *, secure: bool) -> None:
+    """Raises ``SourceError`` for an answer that is not what was asked for; ``secure``: it was asked for by https."""
     if secure and response.url.scheme != "https":
         raise SourceError(f"{where}: leads from https to plain http; choose another --source")
     status = response.status
