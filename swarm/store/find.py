@@ -38,6 +38,11 @@ def find_stored(what: str, data_dir: Path | None = None, manifest_path: Path | N
     return Stored(_told_by_files(folder), folder)
 
 
+def has_parts(folder: Path) -> bool:
+    """Whether something was fetched into it."""
+    return is_folder(folder) and any(folder.glob(f"*{SUFFIX}"))
+
+
 def named_manifest(name: str) -> Manifest:
     known = PINNED.get(name.lower()) or KNOWN[name.lower()]
     return known.manifest
