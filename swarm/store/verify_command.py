@@ -103,7 +103,8 @@ def _of_the_model(model: str | None, stored: Stored) -> Stored:
         raise UsageError(f"--model {model}: no manifest is known by that name; choose one of: {', '.join(NAMES)}")
     if named_manifest(model).artifact_id != stored.manifest.artifact_id:
         raise ArtifactMismatch(
-            f"{stored.folder}: parts of {stored.manifest.name}, not of {model}; leave --model out, or name another folder"
+            f"{stored.folder}: parts of {stored.manifest.name}, not of {model}; leave --model out, or name the folder "
+            f"of {model}"
         )
     return stored
 
