@@ -103,7 +103,7 @@ def find_model(text: str, folder: Path | None = None, environment: Mapping[str, 
     if name in KNOWN:
         return LocalModel(KNOWN[name].fetch(), name)
     path = user_path(text)
-    if path.name == text and not path.suffix and not exists(path):
+    if path.name == text and path.suffix.lower() != ".gguf" and not exists(path):
         raise UsageError(f"no model of the name {text}, and no such file; choose a path or one of: {', '.join(NAMES)}")
     return LocalModel(path)
 

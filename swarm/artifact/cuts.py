@@ -27,13 +27,16 @@ def legal_cuts(n_layers: int, indexer_types: Sequence[bool] = ()) -> tuple[int, 
     return (0, *inner, n_layers)
 
 
-def parse_layers(text: str) -> tuple[int, int] | None:
-    """``"A:B"`` or ``"A-B"`` is the half-open range [A, B); ``"auto"`` is None. Only the form is checked here."""
+def parse_layers(text: str, option: str = "--layers", other: str = AUTO) -> tuple[int, int] | None:
+    """``"A:B"`` or ``"A-B"`` is the half-open range [A, B); ``"auto"`` is None. Only the form is checked here. Raises
+    ``UsageError`` in the words of ``option``, which also takes ``other``."""
     if text.strip().lower() == AUTO:
         return None
     match = _LAYERS.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"--layers {text!r} is neither A:B nor auto; write for example --layers 0:10 or --layers auto")
+        wrong = f"{option} {text!r} is neither A:B nor {other}" if other else f"{option} {text!r} is not A:B"
+        example = f"{option} 0:10 or {option} {other}" if other else f"{option} 0:10"
+        raise UsageError(f"{wrong}; write for example {example}")
     return int(match[1]), int(match[2])
 
 

@@ -93,7 +93,10 @@ class PinnedModel:
         """What the environment names, for ``swarm-artifact verify NAME``. Raises ``NotAModel`` without."""
         folder = self.configured_folder(environment)
         if folder is None:
-            raise self._no_folder(f"check the one that has them with swarm-artifact verify DIR, or set {self.variable}")
+            raise self._no_folder(
+                f"check the one that has them with swarm-artifact verify DIR, or set {self.variable}, or get what some "
+                f"layers need with swarm-artifact fetch {self.name} --layers A:B"
+            )
         return folder
 
     def any_in(self, folder: Path) -> bool:

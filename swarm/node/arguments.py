@@ -4,6 +4,7 @@ heavy: ``--help`` answers at once."""
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -58,7 +59,15 @@ class _Parser(argparse.ArgumentParser):
     """Complains in one line, as every other error of the program."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {PROG} --help")
+        raise UsageError(f"{message}{self._nearest(message)}; see {PROG} --help")
+
+    def _nearest(self, message: str) -> str:
+        before, unknown, rest = message.partition("unrecognized arguments: ")
+        if before or not unknown:
+            return ""
+        option = rest.split()[0].partition("=")[0]
+        close = difflib.get_close_matches(option, self._option_string_actions, 1, 0.75)
+        return f"; did you mean {close[0]}" if close else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -176,8 +176,18 @@ async def _serve(config: NodeConfig, console: PlainConsole) -> int:
             signals.ready = True
             await _until_told(node, signals, console)
     except asyncio.CancelledError:
-        return 0 if signals.ready else INTERRUPTED
+        if signals.ready:
+            return 0
+        _say_what_is_kept(config)
+        return INTERRUPTED
     return 0
+
+
+def _say_what_is_kept(config: NodeConfig) -> None:
+    store = config.model.store
+    if store is not None and store.folder.is_dir():
+        kept = f"what was fetched is kept in {store.folder}, the same command goes on from there"
+        print(f"{PROG}: interrupted; {kept}", file=sys.stderr, flush=True)
 
 
 async def _until_told(node: SwarmNode, signals: _Signals, console: PlainConsole) -> None:

@@ -47,6 +47,8 @@ class Gathered:
 
 def gather(given: Mapping[str, object], environment: Mapping[str, str], file: Path, *, named: bool) -> Gathered:
     """``given`` holds the options of the command line. ``named``: ``file`` must be there. Raises ``UsageError``."""
+    if named and file.is_dir():
+        raise UsageError(f"--config {file}: a folder; name the file in it, or leave --config out")
     if named and not file.is_file():
         raise UsageError(f"--config {file}: no such file; write one with: swarm-node --print-config > {file}")
     in_file = _from_file(file)

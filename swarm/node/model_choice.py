@@ -55,6 +55,7 @@ def choose_model(wanted: Wanted) -> Found:
     if source is not None:
         known = catalog.KNOWN.get(wanted.model.lower())
         if known is None:
+            catalog.find_model(wanted.model, None, {})  # a name that is none says so
             raise UsageError(
                 f"--source {source}: {wanted.model} is a file of this machine; leave it out, or name what to fetch "
                 f"with --model {'|'.join(catalog.NAMES)} or --manifest FILE"

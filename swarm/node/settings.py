@@ -61,7 +61,8 @@ class Settings(BaseModel):
         None,
         WHAT,
         "FILE",
-        "instead of --model: a model that has no name here, which --source has; FILE is from swarm-artifact inspect "
+        "instead of --model: a model that has no name here; --source has its files under the name of FILE (my.json: "
+        "my.gguf, or my-00001-of-00003.gguf and so on), which is from swarm-artifact inspect "
         "--manifest-out",
         path=True,
     )

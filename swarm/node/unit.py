@@ -21,6 +21,8 @@ STEPS_SINCE = 254  # systemd's version that knows growing pauses
 # where the program and its folders are; what else it reads of the environment becomes options
 KEPT_VARIABLES = ("PYTHONPATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_ENDPOINT")
 TOKEN_VARIABLE = "HF_TOKEN"
+# how the network is reached, in either spelling: without these what is fetched by hand is not fetched after a reboot
+NETWORK_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 
 UNIT = """\
 {remarks}
@@ -65,6 +67,10 @@ LOCK_REMARK = (
 )
 ROOT_REMARK = "It needs no root: better give it a user of its own, with User= below."
 TOKEN_REMARK = f"{TOKEN_VARIABLE} is not written here, for others may read this; log in to the hub with: hf auth login"
+SECRET_REMARK = (
+    "{names} has a password and is not written here, for others may read this; put it into a file that `systemctl "
+    "{scope}edit {name}` opens: [Service] and Environment=NAME=VALUE"
+)
 HARDENING = ("NoNewPrivileges", "RestrictSUIDSGID", "RestrictRealtime", "LockPersonality")
 # more of these need rights that a user's manager may not have
 SYSTEM_HARDENING = ("ProtectKernelTunables", "ProtectKernelModules", "ProtectControlGroups")
@@ -141,6 +147,10 @@ def _remarks(call: Call, settings: Settings, arguments: Iterable[str], *, system
         lines.append(ROOT_REMARK)
     if call.environment.get(TOKEN_VARIABLE):
         lines.append(TOKEN_REMARK)
+    names = [name for name, value in _network(call.environment) if _has_password(value)]
+    if names:
+        scope = "" if system else "--user "
+        lines.append(SECRET_REMARK.format(names=" and ".join(names), scope=scope, name=NAME))
     return lines
 
 
@@ -150,8 +160,17 @@ def _comment(lines: Iterable[str]) -> str:
 
 
 def _kept(environment: Mapping[str, str]) -> list[str]:
-    kept = ((name, environment.get(name)) for name in KEPT_VARIABLES)
+    kept = [(name, environment.get(name)) for name in KEPT_VARIABLES]
+    kept += [(name, value) for name, value in _network(environment) if not _has_password(value)]
     return [f"{name}={value}" for name, value in kept if value and value.isprintable()]
+
+
+def _network(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in sorted(environment.items()) if name.lower() in NETWORK_VARIABLES]
+
+
+def _has_password(value: str) -> bool:
+    return "@" in value
 
 
 def _pauses(systemd_version: int) -> str:

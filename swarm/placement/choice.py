@@ -256,11 +256,12 @@ def _reason(window: Span, coverage: Coverage) -> str:
     weakest = min(coverage.servers)
     inside = coverage.servers[first:last]
     helped = inside.count(weakest)
+    size = "1 layer" if last - first == 1 else f"{last - first} layers"
     if weakest == 0:
-        return f"{last - first} layers, {helped} of the {coverage.servers.count(0)} that nobody serves yet"
+        return f"{size}, {helped} of the {coverage.servers.count(0)} that nobody serves yet"
     slowest = min(coverage.tokens_per_second[first:last])
     return (
-        f"{last - first} layers, {helped} of the {coverage.servers.count(weakest)} with fewest servers ({weakest}); "
+        f"{size}, {helped} of the {coverage.servers.count(weakest)} with fewest servers ({weakest}); "
         f"the slowest of them gets {slowest:.3g} tokens/s now"
     )
 

@@ -57,8 +57,8 @@ examples:
   see whether the nodes of a swarm hold the same bytes:
     {PROG} compare {GLM52.name} --initial-peers ADDRESS
 
-exit codes: 0 all right, 2 wrong option, 3 files missing, damaged, of another model or not to be had, 4 wrong layers,
-130 interrupted; those of compare are in its own --help.
+exit codes: 0 all right, 2 wrong option, 3 files or their source unusable, or of another model, 4 wrong layers,
+6 network, 7 nobody serves that model, 130 interrupted. {PROG} compare --help names its own.
 """
 
 
@@ -83,10 +83,12 @@ COMMANDS: tuple[Command, ...] = (
     seal_command,
     compare_command,
 )
+READING = (inspect_command.NAME, verify_command.NAME, seal_command.NAME)  # whole files
 _BY_NAME = {command.NAME: command for command in COMMANDS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    given = None
     try:
         given = _parser().parse_args(arguments)
         code = _BY_NAME[given.command].run(given)
@@ -96,8 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{PROG}: {printable(' '.join(str(error).split()))}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
-        what_next = "files read so far are remembered, the same command goes on with the next one"
-        print(f"{PROG}: interrupted; {what_next}", file=sys.stderr)
+        print(f"{PROG}: interrupted; {_what_is_kept(given)}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader has enough
         _drop_output()
@@ -107,6 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what = f"{error.filename}: " if error.filename else "can't write the output: "
         print(f"{PROG}: {printable(what)}{error.strerror}; make room there, or choose another place", file=sys.stderr)
         return SwarmError.exit_code
+
+
+def _what_is_kept(given: argparse.Namespace | None) -> str:
+    if given is not None and given.command in READING:
+        return "files read so far are remembered, the same command goes on with the next one"
+    return "nothing is damaged by that, the same command does the rest"
 
 
 def _drop_output() -> None:

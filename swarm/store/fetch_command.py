@@ -134,7 +134,7 @@ def _manifest(model: str | None, path: Path | None) -> tuple[Manifest, str]:
 def _layers(text: str, manifest: Manifest) -> tuple[int, int] | None:
     if text.strip().lower() == ALL:
         return None
-    layers = parse_layers(text)
+    layers = parse_layers(text, other=ALL)
     if layers is None:
         raise UsageError(
             f"--layers {text}: a node chooses for itself; write for example --layers 0:{manifest.cuts[-1]}"

@@ -37,6 +37,11 @@ def find_stored(what: str, data_dir: Path | None = None, manifest_path: Path | N
     return Stored(_told_by_files(folder), folder)
 
 
+def has_parts(folder: Path) -> bool:
+    """Whether something was fetched into it."""
+    return is_folder(folder) and any(folder.glob(f"*{SUFFIX}"))
+
+
 def given_manifest(path: Path) -> Manifest:
     manifest = read_manifest(path)
     return manifest.with_file_names(stem_names(path.stem, len(manifest.files)))

@@ -75,7 +75,7 @@ def _own_files(copy: PartialCopy) -> Iterator[int]:
 
 
 def _span(manifest: Manifest, text: str) -> tuple[int, int]:
-    span = None if text.strip().lower() == AUTO else parse_layers(text)
+    span = None if text.strip().lower() == AUTO else parse_layers(text, "--keep", "")
     if span is None:
         raise UsageError(f"--keep {text}: not layers; write for example --keep 0:{manifest.cuts[1]}")
     check_span(manifest, *span)

@@ -15,7 +15,7 @@ from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest
 from swarm.artifact.progress import hashing
 from swarm.artifact.small_file import read_small, replace_file
 from swarm.errors import ArtifactError, UsageError
-from swarm.store.complete import check_complete
+from swarm.store.complete import TO_READ, check_complete
 
 NAME = "inspect"
 HELP = "show layers, types, bytes, legal cuts and files of a model"
@@ -47,9 +47,8 @@ def _manifest(text: str) -> Manifest:
     pinned = PINNED.get(text.lower())
     if pinned is not None:
         return pinned.manifest
-    model = find_model(text)
-    copy = _open(model)
-    check_complete(model.path.parent, copy.manifest)
+    copy = _open(find_model(text))
+    check_complete(copy.paths[0].parent, copy.manifest, TO_READ)
     for remark in copy.remarks:
         print(printable(remark), file=sys.stderr)
     return copy.manifest

@@ -14,7 +14,7 @@ from swarm.artifact.progress import hashing, reading
 from swarm.artifact.small_file import read_small, replace_file
 from swarm.artifact.verify import find_target
 from swarm.errors import ArtifactError, UsageError
-from swarm.store.complete import check_complete
+from swarm.store.complete import TO_READ, check_complete
 from swarm.store.lists import find_digests
 from swarm.store.whole import bytes_to_read, verify_whole
 
@@ -59,11 +59,11 @@ def _copy(given: argparse.Namespace) -> LocalCopy:
         if not by_hand or not path.is_file():
             raise
     else:
-        check_complete(target.folder, target.manifest)
+        check_complete(target.folder, target.manifest, TO_READ)
         return check_copy(target.manifest, target.folder, kept=not given.again)
     with hashing(printable(path.name)) as progress:
         copy = open_model(find_model(str(path)), progress)
-    check_complete(path.parent, copy.manifest)
+    check_complete(path.parent, copy.manifest, TO_READ)
     return copy
 
 

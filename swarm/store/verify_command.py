@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from swarm.artifact.catalog import GLM52, NAMES, PINNED
+from swarm.artifact.catalog import GLM52, KNOWN, NAMES, PINNED, named
 from swarm.artifact.local_copy import check_copy
-from swarm.artifact.local_path import exists, is_folder, printable, user_path
+from swarm.artifact.local_path import exists, printable, user_path
 from swarm.artifact.progress import reading
 from swarm.artifact.verify import find_target
-from swarm.errors import UsageError
-from swarm.store.find import Stored, find_stored
+from swarm.errors import ArtifactMismatch, UsageError
+from swarm.store.find import Stored, find_stored, has_parts
 from swarm.store.lists import find_digests
 from swarm.store.piece_state import SUFFIX
 from swarm.store.place import default_folder
@@ -49,7 +49,10 @@ def run(given: argparse.Namespace) -> int:
 
         return verify_stored(Wanted(stored, given.manifest, given.quick, given.repair, given.source))
     if given.repair or given.source is not None:
-        raise UsageError(f"--repair and --source are for fetched parts, and {given.what} is none; download it again")
+        raise UsageError(
+            f"--repair and --source are for fetched parts, and there are none of {given.what}; download it again, or "
+            "name their folder with --data-dir DIR"
+        )
     target = find_target(given.what, given.model, given.manifest)
     copy = check_copy(target.manifest, target.folder, kept=not given.again)
     name, n_files = copy.manifest.name, len(copy.paths)
@@ -74,18 +77,40 @@ def run(given: argparse.Namespace) -> int:
 def _stored(given: argparse.Namespace) -> Stored | None:
     """The folder that parts were fetched into, if that is what is meant."""
     path = user_path(given.what)
-    if given.data_dir is not None or _has_parts(path):
-        return find_stored(given.what, given.data_dir, given.manifest)
+    if given.data_dir is not None or has_parts(path):
+        return _of_the_model(given.model, find_stored(given.what, given.data_dir, given.manifest))
     if path.name and exists(path.with_name(path.name + SUFFIX)):  # one of the files of such a folder
-        return find_stored(str(path.parent), None, given.manifest)
-    pinned = PINNED.get(given.what.lower())
-    if pinned is None or pinned.configured_folder() is not None:
+        return _of_the_model(given.model, find_stored(str(path.parent), None, given.manifest))
+    if given.model is not None:
         return None
-    return find_stored(given.what) if _has_parts(default_folder(pinned.name)) else None
+    if given.manifest is not None:
+        here = exists(path) or not has_parts(default_folder(given.manifest.stem))
+        return None if here else find_stored(given.what, None, given.manifest)
+    name = given.what.lower()
+    if not _is_fetched(name, wanted=given.repair or given.source is not None):
+        return None
+    return find_stored(name) if has_parts(default_folder(name)) else None
 
 
-def _has_parts(folder: Path) -> bool:
-    return is_folder(folder) and any(folder.glob(f"*{SUFFIX}"))
+def _is_fetched(name: str, *, wanted: bool) -> bool:
+    """Whether a model's name means its parts. A small model's are ``wanted`` where they are to be repaired; else its
+    name means the file that comes with the program."""
+    pinned = PINNED.get(name)
+    return (wanted and name in KNOWN) if pinned is None else pinned.configured_folder() is None
+
+
+def _of_the_model(model: str | None, stored: Stored) -> Stored:
+    if model is None:
+        return stored
+    wanted = named(model)
+    if wanted is None:
+        raise UsageError(f"--model {model}: no manifest is known by that name; choose one of: {', '.join(NAMES)}")
+    if wanted.artifact_id != stored.manifest.artifact_id:
+        raise ArtifactMismatch(
+            f"{stored.folder}: parts of {stored.manifest.name}, not of {model}; leave --model out, or name the folder "
+            f"of {model}"
+        )
+    return stored
 
 
 def _verdict(n_files: int, n_known: int, model: str) -> str:

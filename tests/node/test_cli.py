@@ -178,6 +178,8 @@ def test_no_peers(environment: dict[str, str], llama_untied_path: Path) -> None:
         (("--new-swarm", "--opens-per-minute", "-5"), "--opens-per-minute -5: out of range"),
         (("--new-swarm", "--metrics", "here"), "--metrics 127.0.0.1:9464"),
         (("--nonsense",), "unrecognized arguments: --nonsense; see swarm-node --help"),
+        (("--new-swarm", "--layer", "0:3"), "unrecognized arguments: --layer 0:3; did you mean --layers; see"),
+        (("--new-swarm", "--config", "/"), "--config /: a folder; name the file in it"),
     ],
 )
 def test_wrong_options(

@@ -140,6 +140,28 @@ def test_what_the_environment_says_becomes_an_option(tmp_path: Path) -> None:
     assert "# HF_TOKEN is not written here" in text
 
 
+@pytest.mark.parametrize("system", [False, True])
+def test_it_reaches_the_network_as_the_command_by_hand_does(tmp_path: Path, system: bool) -> None:
+    environment = {
+        "https_proxy": "http://192.0.2.1:3128",
+        "NO_PROXY": "localhost,.example",
+        "HTTP_PROXY": "http://me:secret@192.0.2.1:3128",
+        "SSL_CERT_FILE": "/etc/my certificates.pem",
+        "PATH": "/bin",
+    }
+    text = text_of(call(tmp_path, "--new-swarm", environment=environment), system=system)
+    lines = text.splitlines()
+    assert "Environment=https_proxy=http://192.0.2.1:3128" in lines
+    assert "Environment=NO_PROXY=localhost,.example" in lines
+    assert 'Environment="SSL_CERT_FILE=/etc/my certificates.pem"' in lines
+    assert text.count("Environment=") == 4  # the remark has one
+    assert "secret" not in text
+    scope = "" if system else "--user "
+    assert "# HTTP_PROXY has a password and is not written here" in text
+    assert f"`systemctl {scope}edit swarm-node`" in text
+    as_systemd_reads(text, tmp_path, system=system)
+
+
 def test_a_file_of_settings_is_named_with_its_whole_path(tmp_path: Path) -> None:
     text = text_of(call(tmp_path, "--config", "my.toml", "--new-swarm"))
     assert f"--config={tmp_path}/my.toml" in text

@@ -128,7 +128,7 @@ def test_gc_leaves_others_files_alone(run: Run, folder: Path, glm_tiny: Path, tm
     [
         ("0:3", 4, "may not be cut at 3"),
         ("auto", 2, "--keep auto: not layers; write for example --keep 0:1"),
-        ("all", 2, "neither A:B nor auto"),
+        ("all", 2, "--keep 'all' is not A:B; write for example --keep 0:10"),
         ("0:99", 4, "out of range"),
     ],
 )

@@ -15,6 +15,7 @@ from swarm.artifact.manifest import Manifest, TensorEntry, load_manifest
 from swarm.store.cli import main
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.pieces import PieceTable
+from swarm.store.place import default_folder
 from tests import models
 
 Run = Callable[..., tuple[int, str, str]]
@@ -279,3 +280,51 @@ def test_options_that_do_not_fit(run: Run, origin: RangeServer, tmp_path: Path) 
     code, _, err = run("verify", folder, "--manifest", tmp_path / "mine.json")
     assert code == 2
     assert "a digest list of artifact" in err
+
+
+def test_parts_are_those_of_the_model_that_is_asked_for(run: Run, origin: RangeServer, tmp_path: Path) -> None:
+    folder = fetched(run, origin, tmp_path / "parts", GLM_TINY)
+    assert run("verify", folder, "--model", GLM_TINY)[0] == 0
+    code, out, err = run("verify", folder, "--model", "smollm2-135m-instruct")
+    assert (code, out) == (3, "")
+    assert "parts of glm-tiny, not of smollm2-135m-instruct" in err
+    code, _, err = run("verify", folder, "--model", "glm-tinny")
+    assert code == 2
+    assert "--model glm-tinny: no manifest is known by that name" in err
+
+
+def test_parts_in_the_users_data_are_found_by_name(
+    run: Run, origin: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    code, _, err = run("verify", GLM_TINY, "--repair", "--source", origin.url)
+    assert code == 2
+    assert "there are none of glm-tiny" in err
+    fetched(run, origin, default_folder(GLM_TINY), GLM_TINY)
+    flip(default_folder(GLM_TINY) / TINY.file_name, tensor(TINY.manifest, "blk.2.attn_v_b.weight").offset)
+    assert run("verify", GLM_TINY)[0] == 0  # the one that comes with the program
+    code, out, _ = run("verify", GLM_TINY, "--repair", "--source", origin.url)
+    assert code == 0
+    assert "fetched again" in out
+    path = tmp_path / "mine.json"
+    fetched(run, origin, default_folder("mine"), "--manifest", path)
+    code, out, _ = run("verify", "mine", "--manifest", path)
+    assert code == 0
+    assert f"mine in {default_folder('mine')}: " in out
+
+
+def test_nothing_is_made_of_parts_that_takes_every_byte(run: Run, origin: RangeServer, tmp_path: Path) -> None:
+    """Holes read as zeros: their digests would be those of another model."""
+    tiny = fetched(run, origin, tmp_path / "parts", GLM_TINY)
+    mine = fetched(run, origin, tmp_path / "own", "--manifest", tmp_path / "mine.json")
+    out = tmp_path / "list.json"
+    for command in (
+        ("seal", tiny, "-o", out),
+        ("seal", mine / "mine.gguf", "-o", out),
+        ("inspect", tiny / TINY.file_name, "--manifest-out", out),
+        ("inspect", mine / "mine.gguf"),
+    ):
+        code, said, err = run(*command)
+        assert (code, said) == (3, "")
+        assert "only parts of it were fetched; this takes every byte" in err
+        assert not out.exists()
