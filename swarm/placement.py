@@ -89,13 +89,22 @@ class Choice:
 
 @dataclass(frozen=True)
 class Place:
-    """What the rules have to know of one node."""
+    """What the rules have to know of one node. ``cost`` may bound it by more than memory; ``memory`` is what the same
+    window takes on any other machine, where that differs."""
 
     cuts: Sequence[int]
     artifact_id: str
     peer_id: str
     budget_bytes: int
     cost: Cost
+    memory: Cost | None = None
+
+    @property
+    def cost_of_others(self) -> Cost:
+        return self.memory or self.cost
+
+    def fits(self, window: Span) -> bool:
+        return self.cost(*window) <= self.budget_bytes
 
 
 def usable_records(records: Sequence[SpanRecord], cuts: Sequence[int], artifact_id: str) -> list[SpanRecord]:
@@ -263,12 +272,13 @@ def _reason(window: Span, coverage: Coverage) -> str:
     first, last = window
     weakest = min(coverage.servers)
     inside = coverage.servers[first:last]
+    layers = "1 layer" if last - first == 1 else f"{last - first} layers"
     helped = inside.count(weakest)
     if weakest == 0:
-        return f"{last - first} layers, {helped} of the {coverage.servers.count(0)} that nobody serves yet"
+        return f"{layers}, {helped} of the {coverage.servers.count(0)} that nobody serves yet"
     slowest = min(coverage.tokens_per_second[first:last])
     return (
-        f"{last - first} layers, {helped} of the {coverage.servers.count(weakest)} with fewest servers ({weakest}); "
+        f"{layers}, {helped} of the {coverage.servers.count(weakest)} with fewest servers ({weakest}); "
         f"the slowest of them gets {slowest:.3g} tokens/s now"
     )
 
