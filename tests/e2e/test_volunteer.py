@@ -198,7 +198,7 @@ def test_an_unknown_model(one: Volunteer) -> None:
 
 def test_a_node_that_is_cut_off_while_it_fetches_ends(tmp_path: Path) -> None:
     """It would fetch for hours, and nobody would know of it."""
-    with volunteers(tmp_path, 1, rates=[1_000]) as (one,):
+    with volunteers(tmp_path, 1, rates=[50_000]) as (one,):
         node = one.start("--layers", "0:2", "--new-swarm")
         node.wait_for("fetching layers 0:2: ")
         (daemon,) = [child for child in psutil.Process(node.process.pid).children() if child.name().startswith("p2pd")]
