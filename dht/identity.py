@@ -62,6 +62,17 @@ class Identity:
             raise
         return cls(key, path, lock)
 
+    @staticmethod
+    def peer_id_in(path: Path) -> str:
+        """Of the key in ``path``, in use or not. Raises BadIdentity."""
+        try:
+            key = _parse_key(path.read_bytes())
+        except OSError as error:
+            raise BadIdentity(f"can't read identity {path}: {error.strerror}; choose another path") from error
+        if key is None:
+            raise BadIdentity(f"{path} holds no Ed25519 identity; choose another path")
+        return Identity(key).peer_id
+
     @property
     def private_key_protobuf(self) -> bytes:
         return _to_protobuf(self._key)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dht.record import NodeState, SpanRecord
+from swarm.errors import SwarmError
 from swarm.node.network import Network
 from swarm.node.own_record import joining_record
 from swarm.node.parts import Parts
@@ -94,7 +95,11 @@ class Arrival:
             return None
         self.reporter.line(f"the swarm has changed: layers {choice.first}:{choice.last} help it more now")
         other = self.planner.carried_out(choice, plan.contexts)
-        self.show(other)
+        try:
+            self.show(other)
+        except SwarmError as error:
+            self.reporter.line(f"layers {plan.first}:{plan.last} are kept to, the others are out of reach: {error}")
+            return None
         return other
 
 

@@ -6,8 +6,9 @@ from contextlib import AsyncExitStack
 
 from swarm.artifact import available_memory
 from swarm.node.config import NodeConfig
+from swarm.node.identity import known_peer_id
 from swarm.node.intent import check, intent
-from swarm.node.network import look
+from swarm.node.network import identity_folder, look
 from swarm.node.plan import Planner
 from swarm.node.reporter import Reporter
 from swarm.node.stored_parts import open_parts
@@ -22,7 +23,8 @@ async def explain(config: NodeConfig, reporter: Reporter) -> None:
             planner = Planner(parts.manifest, config.model, available_memory(), parts)
             plan = planner.explicit()
             if plan is None:
-                records, peer_id = await look(config.network, parts.manifest)
+                records = await look(config.network, parts.manifest)
+                peer_id = known_peer_id(config.network.identity_path, parts.manifest.name, identity_folder())
                 plan = planner.choose(records, peer_id, parts.held_spans())
             for line in intent(plan, parts, runners_up=True):
                 reporter.line(line)

@@ -72,19 +72,18 @@ async def join(stack: AsyncExitStack, options: NetworkOptions, manifest: Manifes
     return Network(manifest, peer, SwarmView(peer), announcer, addresses)
 
 
-async def look(options: NetworkOptions, manifest: Manifest) -> tuple[tuple[SpanRecord, ...], str]:
-    """What the swarm knows of the artifact, asked by a peer that nobody hears of, and that peer's id. There are no
-    records of a swarm that is yet to be started."""
+async def look(options: NetworkOptions, manifest: Manifest) -> tuple[SpanRecord, ...]:
+    """What the swarm knows of the artifact, asked by a peer that nobody hears of. There are no records of a swarm that
+    is yet to be started."""
     from dht.identity import Identity
     from dht.peer import Peer
     from dht.view import SwarmView
 
-    stranger = Identity.ephemeral()
     if not options.initial_peers:
-        return (), stranger.peer_id
-    async with await Peer.start(stranger, initial_peers=options.initial_peers, client_only=True) as peer:
+        return ()
+    async with await Peer.start(Identity.ephemeral(), initial_peers=options.initial_peers, client_only=True) as peer:
         snapshot = await SwarmView(peer).refresh(manifest.artifact_id, manifest.n_layers, manifest.cuts)
-        return snapshot.records, stranger.peer_id
+        return snapshot.records
 
 
 def identity_folder() -> Path:

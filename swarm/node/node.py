@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from types import TracebackType
@@ -180,7 +180,7 @@ class SwarmNode:
                 if plan is None:
                     plan, mover = await self._choose(self._network, planner, parts)
                 self._reporter.joined(self.addresses)
-                plan = await self._arrival(planner, parts).reach(plan, mover)
+                plan = await while_connected(self._network, self._arrival(planner, parts).reach(plan, mover))
                 await self._serve(plan, planner, parts, mover)
 
     async def _listen_for_metrics(self, stack: AsyncExitStack) -> MetricsPage | None:
@@ -292,6 +292,16 @@ class SwarmNode:
 
     def _record(self) -> SpanRecord:
         return make_record(self.shared, self.peer_id, self.addresses)
+
+
+async def while_connected(network: Network, doing: Coroutine[None, None, Plan]) -> Plan:
+    """Raises NetworkError as soon as the libp2p daemon has ended: fetching may take hours in which nobody would hear of
+    this node."""
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(network.watch())
+        plan = await doing
+        watching.cancel()
+    return plan
 
 
 @contextmanager

@@ -112,11 +112,14 @@ class Planner:
     def place(self, contexts: Contexts, peer_id: str) -> Place:
         """What the rules of moving have to know of this node."""
 
+        def memory(first: int, last: int) -> int:
+            return self._memory(first, last, contexts).total_bytes
+
         def cost(first: int, last: int) -> int:
-            needed = self._memory(first, last, contexts).total_bytes
+            needed = memory(first, last)
             return needed if self._has_room(first, last) else max(needed, self.budget_bytes + 1)
 
-        return Place(self.manifest.cuts, self.manifest.artifact_id, peer_id, self.budget_bytes, cost)
+        return Place(self.manifest.cuts, self.manifest.artifact_id, peer_id, self.budget_bytes, cost, memory)
 
     def carried_out(self, choice: Choice, contexts: Contexts) -> Plan:
         return self._plan(choice.first, choice.last, contexts, choice)

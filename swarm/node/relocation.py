@@ -29,6 +29,8 @@ from swarm.placement.moving import Mover
 
 logger = logging.getLogger(__name__)
 
+LONGEST_PAUSE = 16  # times the usual one between two looks
+
 
 class Stage(Protocol):
     """The node, as far as a move concerns it."""
@@ -52,22 +54,36 @@ class Relocation:
     show: Callable[[Plan], None]
     drain_seconds: float
     look_seconds: float
-    _failed: set[tuple[int, int]] = field(default_factory=set)  # could not be loaded, and would not be the next time
+    completeness: Completeness = field(init=False)
+    _failures: int = 0  # one after the other
+
+    def __post_init__(self) -> None:
+        self.completeness = Completeness(self.network.manifest)
 
     async def run(self, mover: Mover | None) -> None:
         """Moves when ``mover`` says so; without one it only tells the operator what the swarm lacks."""
-        completeness = Completeness(self.network.manifest)
-        completeness.look(await self.network.records())
-        due = time.monotonic() + (mover.recheck_seconds(random.random()) if mover else float("inf"))
+        await self._records()
+        due = time.monotonic() + self._pause(mover)
         while True:
             await asyncio.sleep(min(self.look_seconds, max(0.0, due - time.monotonic())))
-            records = await self.network.records()
-            line = completeness.look(records)
-            if line:
-                self.reporter.line(line)
+            records = await self._records()
             if mover is not None and time.monotonic() >= due:
                 await self._consider(mover, records)
-                due = time.monotonic() + mover.recheck_seconds(random.random())
+                due = time.monotonic() + self._pause(mover)
+
+    async def _records(self) -> Sequence[SpanRecord]:
+        """Of a look at the swarm, whatever it is for: the operator hears what has changed."""
+        records = await self.network.records()
+        line = self.completeness.look(records)
+        if line:
+            self.reporter.line(line)
+        return records
+
+    def _pause(self, mover: Mover | None) -> float:
+        """Longer after each move that could not be prepared: a source that is down is not asked every few minutes."""
+        if mover is None:
+            return float("inf")
+        return mover.recheck_seconds(random.random()) * min(1 << self._failures, LONGEST_PAUSE)
 
     async def _consider(self, mover: Mover, records: Sequence[SpanRecord]) -> None:
         old = self.stage.serving
@@ -79,27 +95,44 @@ class Relocation:
             if not await self._get(plan, mover):
                 return
         except SwarmError as error:
-            self.reporter.line(f"the move to layers {_text(plan)} is off, {_text(old.plan)} are served on: {error}")
+            self._failures += 1
+            self._off(plan, str(error))
             return
-        while not mover.may_switch(await self.network.records(), old.plan.span, plan.span, self._now()):
+        self._failures = 0
+        while not mover.may_switch(await self._records(), old.plan.span, plan.span, self._now()):
             await asyncio.sleep(self.look_seconds)
-            wanted = self._wanted(mover, await self.network.records())
-            if wanted is None or wanted.span != plan.span:
+            if not self._is_wanted(plan, mover, await self._records()):
                 return
-        await self._move(old, plan)
+        if not await self._move(old, plan):
+            mover.failed(plan.span)
         mover.switched(self._now())  # also when it has failed: it has cost as much
+
+    def _is_wanted(self, plan: Plan, mover: Mover, records: Sequence[SpanRecord]) -> bool:
+        """Whether the move still makes sense; if not, the operator hears why."""
+        if self.stage.serving.shared.state is not NodeState.ONLINE:
+            self._off(plan, "the engine has ended and is started again")
+            return False
+        wanted = self._wanted(mover, records)
+        if wanted is None or wanted.span != plan.span:
+            self._off(plan, "the swarm has changed")
+            return False
+        return True
+
+    def _off(self, plan: Plan, why: str) -> None:
+        served = _text(self.stage.serving.plan)
+        self.reporter.line(f"the move to layers {_text(plan)} is off, {served} are served on: {why}")
 
     def _wanted(self, mover: Mover, records: Sequence[SpanRecord]) -> Plan | None:
         old = self.stage.serving
         if old.shared.state is not NodeState.ONLINE:
             return None
         choice = mover.look(records, old.plan.span, self._now(), self.parts.held_spans())
-        if choice is None or (choice.first, choice.last) in self._failed:
+        if choice is None:
             return None
         return self.planner.carried_out(choice, old.plan.contexts)
 
     async def _get(self, plan: Plan, mover: Mover) -> bool:
-        """Fetches what the plan needs; False when the swarm has changed so that it is not wanted any more."""
+        """Fetches what the plan needs; False when it is not wanted any more."""
         fetching = asyncio.create_task(self.parts.get(plan, self.reporter))
         try:
             while True:
@@ -107,22 +140,23 @@ class Relocation:
                 if fetching.done():
                     await fetching
                     return True
-                wanted = self._wanted(mover, await self.network.records())
-                if wanted is None or wanted.span != plan.span:
-                    self.reporter.line(f"the swarm has changed: layers {_text(plan)} are not fetched any further")
+                if not self._is_wanted(plan, mover, await self._records()):
                     return False
         finally:
             fetching.cancel()
             await asyncio.wait({fetching})
 
-    async def _move(self, old: Serving, plan: Plan) -> None:
+    async def _move(self, old: Serving, plan: Plan) -> bool:
+        """False: the old layers are served again."""
         self.reporter.line(f"moving from layers {_text(old.plan)} to {_text(plan)}")
         await old.drain(self.drain_seconds)
         await old.close()
-        if not await self._serves(plan):
+        moved = await self._serves(plan)
+        if not moved:
             self.reporter.line(f"going back to layers {_text(old.plan)}")
             await self.stage.serve(old.plan)
         self.reporter.line(f"serving layers {_text(self.stage.serving.plan)}")
+        return moved
 
     async def _serves(self, plan: Plan) -> bool:
         try:
@@ -133,7 +167,6 @@ class Relocation:
             self.reporter.line(f"layers {_text(plan)} can't be served: {error}")
         else:
             return True
-        self._failed.add(plan.span)
         await self.stage.serving.close()
         return False
 

@@ -37,6 +37,7 @@ class StoredParts:
         self._mtp = mtp
         self._table = PieceTable(self.manifest) if copy is None else copy.table
         self._missing_bytes: Callable[[int, int, bool], int]
+        self._arrived_bytes = 0  # since what is missing was counted
         self._count()
 
     @classmethod
@@ -70,7 +71,8 @@ class StoredParts:
         return self._missing_bytes(first, last, mtp)
 
     def room_bytes(self) -> int:
-        return free_bytes(_there(self.folder)) - self._options.disk_reserve_bytes
+        """As it was when what is missing was counted: while parts arrive, the disk fills with what they are missing."""
+        return free_bytes(_there(self.folder)) + self._arrived_bytes - self._options.disk_reserve_bytes
 
     def held_spans(self) -> tuple[tuple[int, int], ...]:
         cuts = self.manifest.cuts
@@ -104,6 +106,7 @@ class StoredParts:
         what = f"fetching layers {plan.first}:{plan.last}"
 
         def progress(done: int, total: int) -> None:
+            self._arrived_bytes = min(done, total)
             if total:
                 reporter.progress(what, min(1.0, done / total), n_bytes=total)
 
@@ -153,6 +156,7 @@ class StoredParts:
             return headers + sum(of_tensor[tensor.name] for tensor in tensors)
 
         self._missing_bytes = missing_bytes
+        self._arrived_bytes = 0
 
 
 async def open_parts(

@@ -89,13 +89,22 @@ class Choice:
 
 @dataclass(frozen=True)
 class Place:
-    """What the rules have to know of one node."""
+    """What the rules have to know of one node. ``cost`` may bound it by more than memory; ``memory`` is what the same
+    window takes on any other machine, where that differs."""
 
     cuts: Sequence[int]
     artifact_id: str
     peer_id: str
     budget_bytes: int
     cost: Cost
+    memory: Cost | None = None
+
+    @property
+    def cost_of_others(self) -> Cost:
+        return self.memory or self.cost
+
+    def fits(self, window: Span) -> bool:
+        return self.cost(*window) <= self.budget_bytes
 
 
 def usable_records(records: Sequence[SpanRecord], cuts: Sequence[int], artifact_id: str) -> list[SpanRecord]:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from functools import cache
 
 from dht.record import NodeState, SpanRecord
+from swarm.errors import NotEnoughMemory
 from swarm.placement.choice import Choice, Coverage, Place, Span, choose_window, coverage_of, usable_records
 from swarm.placement.turns import order
 
 
 def better_choice(place: Place, records: Sequence[SpanRecord], span: Span, held: Sequence[Span] = ()) -> Choice | None:
     """A window that serves more of the layers nobody serves than the announced ``span``; None: there is none, stay.
+    None as well when nothing fits any more, while what the announced one needs is on its way.
 
     When every layer will have a server as announced, all stay: of joiners that go to and fro for a slightly better
     place, none would ever serve."""
@@ -24,7 +26,12 @@ def better_choice(place: Place, records: Sequence[SpanRecord], span: Span, held:
     if not announced.plus(*span).uncovered:
         return None
     coverage = _as_if_one_by_one(place, records)
-    choice = choose_window(place.cuts, coverage, place.budget_bytes, place.cost, tie_break=place.peer_id, prefer=held)
+    try:
+        choice = choose_window(
+            place.cuts, coverage, place.budget_bytes, place.cost, tie_break=place.peer_id, prefer=held
+        )
+    except NotEnoughMemory:
+        return None
     return choice if _is_better(coverage, (choice.first, choice.last), span) else None
 
 
@@ -34,7 +41,7 @@ def _as_if_one_by_one(place: Place, records: Sequence[SpanRecord]) -> Coverage:
     online = [record for record in usable if record.state is not NodeState.JOINING]
     coverage = coverage_of(online, place.cuts, place.artifact_id)
     earlier = [record for record in joining if order(record.peer_id) < order(place.peer_id)]
-    cost = cache(place.cost)
+    cost = cache(place.cost_of_others)
     for record in sorted(earlier, key=lambda it: order(it.peer_id)):
         span = record.first, record.last
         # what it has announced is all that is known of its memory

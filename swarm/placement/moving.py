@@ -17,7 +17,7 @@ Announced speeds play no part: a stranger who lies about them moves nobody.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -71,7 +71,7 @@ class Mover:
     before fetching and now and then while fetching. While serving: ``look`` every ``recheck``; on a choice fetch what
     is new and go on asking, because another answer, or None, means that the swarm has changed. When all is here ask
     ``look``, then ``may_switch``, with a view just read, every minute or so; on yes drain, serve the new layers and say
-    ``switched``. Nothing here reads a clock or the network.
+    ``switched``, and ``failed`` when they can't be served. Nothing here reads a clock or the network.
     """
 
     def __init__(self, place: Place, rules: MoveRules | None = None) -> None:
@@ -81,6 +81,7 @@ class Mover:
         self._gap_since: dict[int, float] = {}  # by layer
         self._stepped_for: set[Span] = set()
         self._going: tuple[_Kind, Choice] | None = None
+        self._hopeless: set[Span] = set()
 
     def join_delay_seconds(self, random: float) -> float:
         """``random`` is from 0 to 1."""
@@ -111,8 +112,13 @@ class Mover:
         self._moved_at = now
         self._going = None
 
+    def failed(self, span: Span) -> None:
+        """It could not be served here, and would not be the next time."""
+        self._hopeless.add(span)
+
     def _scene(self, records: Sequence[SpanRecord], span: Span, held: Sequence[Span] = ()) -> _Scene:
-        return _Scene(self.place, usable_records(records, self.place.cuts, self.place.artifact_id), span, held)
+        usable = usable_records(records, self.place.cuts, self.place.artifact_id)
+        return _Scene(self.place, usable, span, held, self._hopeless)
 
     def _watch_gaps(self, scene: _Scene, now: float) -> None:
         bare = [layer for gap in scene.gaps for layer in range(*gap)]
@@ -127,7 +133,8 @@ class Mover:
         move up."""
         waited = now - min(self._gap_since.values()) - self.rules.patience_seconds
         steps = int(waited // self.rules.repair_step_seconds)  # below 0: it is no gap yet
-        able = [record for record in scene.free(1) if self.place.cost(record.first, record.last) >= scene.gap_bytes]
+        bytes_of = self.place.cost_of_others
+        able = [record for record in scene.free(1) if bytes_of(record.first, record.last) >= scene.gap_bytes]
         window = scene.best_repair()
         if window is not None:
             before = self._place_among(able, scene.gaps[0][0]) if scene.is_free(1) else len(able)
@@ -136,7 +143,7 @@ class Mover:
 
     def _step(self, scene: _Scene) -> tuple[_Kind, Choice] | None:
         """The own step of the shortest chain of steps, if it is the one that is free to be made."""
-        cuts, cost = self.place.cuts, self.place.cost
+        cuts, cost = self.place.cuts, self.place.cost_of_others
         for gap in scene.gaps:
             steps = shortest_slide(cuts, cost, gap, scene.holders()) or shortest_slide(
                 cuts, cost, gap, scene.holders(hopeful=True)
@@ -144,7 +151,7 @@ class Mover:
             if not steps or gap in self._stepped_for:
                 continue
             peer_id, window = steps[-1]
-            if peer_id == self.place.peer_id and scene.may_take(window):
+            if peer_id == self.place.peer_id and scene.may_take(window) and scene.is_possible(window):
                 self._stepped_for.add(gap)
                 return _Kind.STEP, scene.choice(window)
         return None
@@ -173,10 +180,13 @@ class Mover:
 class _Scene:
     """The swarm as one serving node sees it: ``records`` are usable, its own among them or not."""
 
-    def __init__(self, place: Place, records: Sequence[SpanRecord], span: Span, held: Sequence[Span]) -> None:
+    def __init__(
+        self, place: Place, records: Sequence[SpanRecord], span: Span, held: Sequence[Span], hopeless: Set[Span]
+    ) -> None:
         self._place = place
         self._span = span
         self._held = held
+        self._hopeless = hopeless
         self.others = [record for record in records if record.peer_id != place.peer_id]
         self._online = [record for record in self.others if record.state is NodeState.ONLINE]
         # who is online serves, who joins only will
@@ -196,13 +206,13 @@ class _Scene:
         """What the first segment of the first gap takes."""
         cuts = self._place.cuts
         at = cuts.index(self.gaps[0][0])
-        return self._place.cost(cuts[at], cuts[at + 1])
+        return self._place.cost_of_others(cuts[at], cuts[at + 1])
 
     def holders(self, *, hopeful: bool = False) -> list[Holder]:
         """All that serve. How much memory another has can only be told from its span: it holds that, and it would
         serve another segment if that one fitted; ``hopeful`` takes it for only just too small."""
         spans = {record.peer_id: (record.first, record.last) for record in self._online}
-        bytes_of = self._next_bytes if hopeful else self._place.cost
+        bytes_of = self._next_bytes if hopeful else self._place.cost_of_others
         others = [Holder(peer_id, span, bytes_of(*span)) for peer_id, span in sorted(spans.items())]
         return [*others, Holder(self._place.peer_id, self._span, self._place.budget_bytes)]
 
@@ -210,7 +220,8 @@ class _Scene:
         cuts = self._place.cuts
         start, end = cuts.index(first), cuts.index(last)
         longer = (cuts[start], cuts[end + 1]) if end + 1 < len(cuts) else (cuts[max(0, start - 1)], last)
-        return max(self._place.cost(*longer) - 1, self._place.cost(first, last))
+        cost = self._place.cost_of_others
+        return max(cost(*longer) - 1, cost(first, last))
 
     def is_free(self, enough: int) -> bool:
         """Whether without this node all its layers have ``enough`` servers."""
@@ -227,6 +238,10 @@ class _Scene:
 
     def away_from(self, window: Span) -> list[int]:
         return layers_lost(self._span, window) if self.gaps else list(range(*self._span))
+
+    def is_possible(self, window: Span) -> bool:
+        """Whether it fits here now, and has not been found to fail."""
+        return window not in self._hopeless and self._place.fits(window)
 
     def after(self, window: Span) -> list[int]:
         return sorted(self._coming.plus(*window).servers)
@@ -257,12 +272,13 @@ class _Scene:
 
     def _windows(self) -> list[Span]:
         place = self._place
-        return [new for new in largest_windows(place.cuts, place.budget_bytes, place.cost) if new != self._span]
+        windows = largest_windows(place.cuts, place.budget_bytes, place.cost)
+        return [new for new in windows if new != self._span and new not in self._hopeless]
 
 
 def _is_still_a_gain(scene: _Scene, kind: _Kind, choice: Choice) -> bool:
     window = choice.first, choice.last
-    if not scene.may_take(window):
+    if not scene.may_take(window) or not scene.is_possible(window):
         return False
     if kind is _Kind.STEP:
         return bool(scene.gaps)

@@ -10,10 +10,12 @@ from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swarm import ClientConfig, GenerationOptions, SwarmClient, Timeouts
 from swarm.artifact.memory import format_bytes
+from swarm.errors import NetworkError
 from swarm.local_swarm import ADDRESS
 from tests.e2e.volunteers import (
     A_THIRD,
@@ -198,3 +200,14 @@ def test_an_unknown_model(one: Volunteer) -> None:
         assert text.startswith(
             f"no model of the name {name}, and no such file; choose a path or one of: glm-5.2-ud-iq1_s"
         )
+
+
+def test_a_node_that_is_cut_off_while_it_fetches_ends(tmp_path: Path) -> None:
+    """It would fetch for hours, and nobody would know of it."""
+    with volunteers(tmp_path, 1, rates=[50_000]) as (one,):
+        node = one.start("--layers", "0:2", "--new-swarm")
+        node.wait_for("fetching layers 0:2: ")
+        (daemon,) = [child for child in psutil.Process(node.process.pid).children() if child.name().startswith("p2pd")]
+        daemon.kill()
+        assert node.process.wait(30) == NetworkError.exit_code
+        assert node.last_line() == "swarm-node: the libp2p daemon ended with code -9; start the node again"

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.range_server import RangeServer
 from dht.record import NodeState, SpanRecord
 from shim.types import ContextSpec
 from swarm.artifact.catalog import GLM52, GLM_TINY, KNOWN
 from swarm.errors import NotEnoughMemory, StoreError
+from swarm.node import stored_parts
 from swarm.node.arrival import Arrival, believed
 from swarm.node.completeness import Completeness
 from swarm.node.config import ModelOptions, StoreOptions
@@ -28,6 +30,7 @@ from tests.routing.records import CUTS, record
 
 TINY = KNOWN[GLM_TINY].manifest
 GIB = 1 << 30
+SLACK = 1 << 18  # ends of blocks
 
 
 class Disk:
@@ -233,3 +236,55 @@ async def test_a_joiner_chooses_again(
     assert others.announced == announced
     assert parts.cancelled == cancelled
     assert [each.span for each in shown] == announced[1:]
+
+
+async def test_a_better_choice_that_cannot_be_had_changes_nothing() -> None:
+    """The disk may be fuller than it was when the sums were made."""
+    others, parts = Others(), Slow(last=(0, 2))
+    lines: list[str] = []
+    said = SimpleNamespace(line=lines.append)
+
+    def full(_plan: Plan) -> None:
+        raise StoreError("the disk is full")
+
+    options = ModelOptions(Path(), memory_bytes=GIB, contexts=(ContextSpec(1, 512),))
+    planner = Planner(TINY, options, GIB)
+    arrival = Arrival(others, planner, parts, said, "", full)  # type: ignore[arg-type]
+    plan = planner.carried_out(choice(0, 2), (ContextSpec(1, 512),))
+    reached = await asyncio.wait_for(arrival.reach(plan, Script([choice(2, 6)])), 20)  # type: ignore[arg-type]
+    assert reached.span == (0, 2)
+    assert others.announced == [(0, 2)]
+    assert lines[-1] == "layers 0:2 are kept to, the others are out of reach: the disk is full"
+
+
+async def test_what_arrives_takes_no_room_from_what_is_still_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is just large enough is so while it fills."""
+    with RangeServer(KNOWN[GLM_TINY].fetch().parent) as server:
+        await _fetch_into_what_is_just_enough(server.url, tmp_path, monkeypatch)
+
+
+async def _fetch_into_what_is_just_enough(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StoreOptions(TINY, tmp_path / "parts", source, disk_reserve_bytes=0)
+    options = ModelOptions(Path(), "0:2", memory_bytes=GIB, contexts=(ContextSpec(1, 512),), store=store)
+    parts = await StoredParts.open(options, Silent())
+    need = parts.missing_bytes(0, 2)
+    files = [tmp_path / "parts" / file.name for file in TINY.files]
+
+    def free(_folder: Path) -> int:
+        return need + SLACK - sum(file.stat().st_blocks * 512 for file in files if file.exists())
+
+    monkeypatch.setattr(stored_parts, "free_bytes", free)
+    rooms: list[int] = []
+
+    class Looking(Silent):
+        def progress(self, what: str, fraction: float, *, n_bytes: int = 0) -> None:
+            rooms.append(parts.room_bytes())
+
+    plan = Planner(TINY, options, GIB, parts).explicit()
+    assert plan is not None
+    await parts.get(plan, Looking())
+    assert len(rooms) > 2 and min(rooms) >= need
+    assert parts.missing_bytes(0, 2) == 0 and parts.room_bytes() <= SLACK
+    await parts.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,16 @@ from dht.record import NodeState
 from shim.errors import ModelError
 from swarm import ClientConfig, SwarmClient
 from swarm.client import LastingSession
+from swarm.errors import SourceError
 from swarm.node.config import NodeConfig
 from swarm.node.engine_host import EngineHost
+from swarm.node.explain import explain
 from swarm.node.node import SwarmNode
-from swarm.node.plan import Planner
-from swarm.node.reporter import Silent
+from swarm.node.parts import WholeFiles
+from swarm.node.plan import Plan, Planner
+from swarm.node.reporter import Reporter, Silent
 from swarm.node.sessions import Counts
-from swarm.placement.choice import Choice
+from swarm.placement.choice import Choice, choose_span
 from swarm.placement.moving import Mover, MoveRules
 from swarm.placement.turns import Turns
 from tests.e2e.chains import Script, unsplit_logits
@@ -190,3 +195,71 @@ async def test_the_operator_hears_when_the_swarm_becomes_incomplete_and_complete
 
 def _of_the_swarm(lines: Lines) -> list[str]:
     return [line for line in lines.lines if line.startswith("the swarm is")]
+
+
+async def test_a_move_whose_parts_cannot_be_had_is_tried_again_later(
+    llama_untied_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[float] = []
+
+    async def get(_parts: WholeFiles, plan: Plan, _reporter: Reporter) -> None:
+        if plan.span == (0, 3):
+            tries.append(time.monotonic())
+            if len(tries) <= 3:
+                raise SourceError("the server is down")
+
+    async with of_two_halves(llama_untied_path, tmp_path, monkeypatch) as (first, _second, _mover, lines):
+        monkeypatch.setattr(WholeFiles, "get", get)
+        await first.drain()
+        await until(lambda: "serving layers 0:3" in lines.lines)
+        off = "the move to layers 0:3 is off, 3:6 are served on: the server is down"
+        assert lines.lines.count(off) == 3
+        pauses = [later - earlier for earlier, later in pairwise(tries)]
+        assert all(pause > 0.9 * SOON.recheck_seconds * 2**number for number, pause in enumerate(pauses, 1))
+
+
+async def test_the_operator_hears_why_a_move_is_off(
+    llama_untied_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def get(_parts: WholeFiles, plan: Plan, _reporter: Reporter) -> None:
+        if plan.choice is not None:  # of the node that chose by itself
+            await asyncio.Event().wait()
+
+    async with of_two_halves(llama_untied_path, tmp_path, monkeypatch) as (first, second, mover, lines):
+        monkeypatch.setattr(WholeFiles, "get", get)
+        await first.drain()
+        await until(lambda: any(line.startswith("chosen: layers 0:3") for line in lines.lines))
+        monkeypatch.setattr(mover.serving.shared, "state", NodeState.JOINING)
+        await until(lambda: any("is off" in line for line in lines.lines))
+        why = "the engine has ended and is started again"
+        assert [line for line in lines.lines if "is off" in line] == [
+            f"the move to layers 0:3 is off, 3:6 are served on: {why}"
+        ]
+        monkeypatch.setattr(mover.serving.shared, "state", NodeState.ONLINE)
+        async with SwarmNode(config(llama_untied_path, "0:3", tmp_path, second.addresses)):
+            await until(lambda: any(line.endswith("the swarm has changed") for line in lines.lines))
+            await until(lambda: "the swarm is complete: every layer of llama-untied is served" in lines.lines)
+        assert (mover.span, mover.state) == ((3, 6), NodeState.ONLINE)
+
+
+async def test_a_look_from_outside_shows_what_a_start_would_choose(
+    llama_untied_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The own layers are not somebody else's, and ties are broken by who the node is."""
+    async with of_two_halves(llama_untied_path, tmp_path, monkeypatch) as (first, second, _mover, _lines):
+        key = second.config.network.identity_path
+        assert key is not None
+        for peers in (first.addresses, second.addresses):
+            lines = Lines()
+            asking = auto(llama_untied_path, tmp_path, peers)
+            await explain(replace(asking, network=replace(asking.network, identity_path=key)), lines)
+            assert lines.lines[0].startswith("chosen: layers ")
+            chosen = choose_span(
+                second.manifest.cuts,
+                await second.records(),
+                _half_of_the_model(Planner(second.manifest, asking.model, 0)),
+                Planner(second.manifest, asking.model, 0).place(SLOTS, "").cost,
+                artifact_id=second.manifest.artifact_id,
+                peer_id=second.peer_id,
+            )
+            assert f"layers {chosen.first}:{chosen.last}:" in lines.lines[0]

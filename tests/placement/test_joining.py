@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from dht.record import NodeState
 from swarm.placement.choice import Coverage, Span, choose_span
 from swarm.placement.moving import Mover, Place
+from swarm.placement.turns import order
 from tests.routing.records import ARTIFACT, CUTS, record
 
 
@@ -61,3 +62,24 @@ def test_joiners_of_one_moment_cover_what_their_sum_allows(sizes: list[int]) -> 
     if sum(sizes) >= CUTS[-1]:
         assert uncovered(spans) == ()
     assert settled(sizes, rounds=9) == spans
+
+
+def test_a_joiner_whose_disk_is_full_by_now_stays() -> None:
+    def full(_first: int, _last: int) -> int:
+        return 6
+
+    mover = Mover(Place(CUTS, ARTIFACT, "me", 5, full, cost))
+    assert mover.look_again([record("a", 0, 5)], (0, 5)) is None
+
+
+def test_the_disk_of_others_is_not_taken_for_as_small() -> None:
+    """One layer fits this one's disk; of those before it nothing is known but that they hold two."""
+
+    def on_disk(first: int, last: int) -> int:
+        return last - first if last - first < 2 else 3
+
+    *before, me = sorted(["a", "b", "c"], key=order)
+    found = [record(name, 0, 2, state=NodeState.JOINING) for name in before]
+    choice = Mover(Place(CUTS, ARTIFACT, me, 2, on_disk, cost)).look_again([*found, record("d", 6, 10)], (0, 1))
+    assert choice is not None
+    assert (choice.first, choice.last) == (4, 5)

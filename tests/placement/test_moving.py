@@ -168,3 +168,22 @@ def test_a_swarm_in_which_nobody_comes_or_goes_comes_to_rest(crowd: tuple[dict[s
                 assert all(there > 0 for was, there in zip(before, after, strict=True) if was > 0)
         moves, quiet = moves + moved, 0 if moved else quiet + 1
         assert moves <= 4 * len(sizes) * N_LAYERS, "it goes to and fro"
+
+
+@pytest.mark.parametrize("cause", ["no room any more", "could not be loaded"])
+def test_a_move_that_became_impossible_makes_room_for_another(cause: str) -> None:
+    """Without room for five layers it fills what it can of the gap."""
+    room = 5
+
+    def on_disk(first: int, last: int) -> int:
+        return last - first if last - first <= room else 6
+
+    who = Mover(Place(CUTS, ARTIFACT, "me", 5, on_disk, cost))
+    spans: Spans = {"me": (0, 2), "a": (0, 4), "b": (9, 10)}
+    assert look(who, spans) == (4, 9)
+    if cause == "no room any more":
+        room = 3
+        assert look(who, spans) == (4, 7)
+    else:
+        who.failed((4, 9))
+        assert look(who, spans) not in (None, (4, 9))
