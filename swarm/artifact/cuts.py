@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from swarm.artifact.manifest import Manifest
 
 AUTO = "auto"
-_LAYERS = re.compile(r"(\d{1,5})\s*[:-]\s*(\d{1,5})", re.ASCII)
+_LAYERS = re.compile(r"(\d{1,5})\s*([:-])\s*(\d{1,5})", re.ASCII)
 
 
 def legal_cuts(n_layers: int, indexer_types: Sequence[bool] = ()) -> tuple[int, ...]:
@@ -28,7 +28,7 @@ def legal_cuts(n_layers: int, indexer_types: Sequence[bool] = ()) -> tuple[int, 
 
 
 def parse_layers(text: str, option: str = "--layers", other: str = AUTO) -> tuple[int, int] | None:
-    """``"A:B"`` or ``"A-B"`` is the half-open range [A, B); ``"auto"`` is None. Only the form is checked here. Raises
+    """``"A:B"`` is the half-open range [A, B); ``"auto"`` is None. Only the form is checked here. Raises
     ``UsageError`` in the words of ``option``, which also takes ``other``."""
     if text.strip().lower() == AUTO:
         return None
@@ -37,7 +37,11 @@ def parse_layers(text: str, option: str = "--layers", other: str = AUTO) -> tupl
         wrong = f"{option} {text!r} is neither A:B nor {other}" if other else f"{option} {text!r} is not A:B"
         example = f"{option} 0:10 or {option} {other}" if other else f"{option} 0:10"
         raise UsageError(f"{wrong}; write for example {example}")
-    return int(match[1]), int(match[2])
+    first, last = int(match[1]), int(match[3])
+    if match[2] == "-":  # people mean the last layer by B then
+        with_it, without = f"{option} {first}:{last + 1}", f"{first}:{last}"
+        raise UsageError(f"{option} {text!r}: is layer {last} meant? Write {with_it} with it, or {without} without")
+    return first, last
 
 
 def check_range(cuts: Sequence[int], first: int, last: int) -> None:

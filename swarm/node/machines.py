@@ -23,6 +23,7 @@ from swarm.placement.fleet import Plan, Served, largest_ratio, plan_swarm
 from swarm.store.find import given_manifest
 
 MOST_MACHINES = 1000
+SMALLEST_MACHINE = 1 << 20  # bytes; less is a number whose unit was left out
 
 
 def plan_lines(settings: Settings, machines: str) -> list[str]:
@@ -48,6 +49,8 @@ def parse_machines(text: str) -> dict[str, int]:
         if match is None:
             raise UsageError(f"--plan {text}: {part!r} is not a machine's memory; write for example 5x64GiB,128GiB")
         size = parse_size(match[2], "--plan", "64GiB")
+        if size < SMALLEST_MACHINE:
+            raise UsageError(f"--plan {text}: {part.strip()!r} is less than 1 MiB; name the unit, for example 3x96GiB")
         for _ in range(int(match[1] or 1)):
             budgets[f"machine {len(budgets) + 1:>3} ({format_bytes(size)})"] = size
     if not 1 <= len(budgets) <= MOST_MACHINES:

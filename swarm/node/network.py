@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from dht.addresses import announceable
-from dht.record import SpanRecord
+from dht.record import MAX_TEXT, SpanRecord
 from swarm.artifact import Manifest
 from swarm.errors import NetworkError
 from swarm.node.config import NetworkOptions
 from swarm.node.identity import own_identity
+from swarm.protocol import clean_text
 
 if TYPE_CHECKING:
     from dht.announcer import Announcer
     from dht.peer import Peer
     from dht.view import SwarmView
+
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,13 @@ class Network:
         manifest = self.manifest
         snapshot = await self.view.refresh(manifest.artifact_id, manifest.n_layers, manifest.cuts)
         return snapshot.records
+
+    async def other_models(self) -> tuple[str, ...]:
+        """What nodes call the models that this swarm serves, where nobody serves this node's; some of them."""
+        listed = await self.view.artifacts()
+        if any(entry.artifact_id == self.manifest.artifact_id for entry in listed):
+            return ()
+        return tuple(clean_text(entry.name, MAX_TEXT) or entry.artifact_id[:12] for entry in listed[:MOST_NAMED])
 
     async def watch(self) -> None:
         """Raises NetworkError when the libp2p daemon ends, and returns never."""

@@ -176,6 +176,7 @@ class SwarmNode:
                     self._show(plan, parts)
                 library_path()  # before minutes are spent on joining, fetching and loading
                 self._network = await join(stack, self.config.network, parts.manifest)
+                await self._show_other_models(self._network)
                 mover = None
                 if plan is None:
                     plan, mover = await self._choose(self._network, planner, parts)
@@ -196,6 +197,16 @@ class SwarmNode:
         for line in intent(plan, parts):
             self._reporter.line(line)
         check(plan, parts)
+
+    async def _show_other_models(self, network: Network) -> None:
+        """An address of another swarm is easily mistaken for the right one."""
+        others = () if network.is_alone else await network.other_models()
+        if others:
+            ours = network.manifest.name
+            self._reporter.line(
+                f"this swarm serves {', '.join(others)}, and nobody in it {ours} yet; to help with theirs start with "
+                "--model NAME instead"
+            )
 
     async def _choose(self, network: Network, planner: Planner, parts: Parts) -> tuple[Plan, Mover]:
         rules = self.config.moves

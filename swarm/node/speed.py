@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 OLD_SECONDS = 14 * 86400.0  # after which a machine is measured before it serves
+FRESH_SECONDS = 3600.0  # until which nothing is measured again
 MOST_FILES = 256
 SMALLEST_CHUNK_ROWS = 16  # shorter ones are all overhead
 LIVE_SECONDS = 600.0  # without a call, after which the measured speed counts again
@@ -75,6 +76,15 @@ class SpeedCache:
         self._clock = clock
 
     def get(self, key: SpeedKey) -> Speed | None:
+        entry = self._entry(key)
+        return None if entry is None else Speed(entry.decode_tokens_per_second, entry.prefill_tokens_per_second)
+
+    def is_fresh(self, key: SpeedKey) -> bool:
+        """Whether it was found so lately that measuring again would tell nothing."""
+        entry = self._entry(key)
+        return entry is not None and self._clock() - entry.saved_at < FRESH_SECONDS
+
+    def _entry(self, key: SpeedKey) -> _Entry | None:
         try:
             entry = _Entry.model_validate_json((self._folder / key.file_name).read_bytes())
         except FileNotFoundError:
@@ -85,7 +95,7 @@ class SpeedCache:
         age = self._clock() - entry.saved_at
         if entry.version != VERSION or entry.key != asdict(key) or not -OLD_SECONDS < age < OLD_SECONDS:
             return None
-        return Speed(entry.decode_tokens_per_second, entry.prefill_tokens_per_second)
+        return entry
 
     def put(self, key: SpeedKey, speed: Speed) -> None:
         """A speed that is not known is not kept. A folder that can't be written to costs nothing but the cache."""

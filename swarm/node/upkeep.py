@@ -47,7 +47,7 @@ class Upkeep:
         self._locked: LockedWeights | None = None
         self._cache = SpeedCache(home.config.speed_folder or speed_folder())
         self._measured = False
-        self._is_old = False  # what is announced was found by an earlier run
+        self._is_old = False  # what is announced was found by an earlier run, a while ago
 
     async def hold(self) -> None:
         """Locks or reads the weights, if the operator wants that. Raises NotEnoughMemory and NotAModel."""
@@ -89,7 +89,7 @@ class Upkeep:
             await self._measure(0)
         else:
             self._note(kept)
-            self._is_old = True
+            self._is_old = not await asyncio.to_thread(self._cache.is_fresh, self._key)
             logger.info("an earlier run found decode %.3g, prefill %.3g tokens/s", *astuple(kept))
 
     async def run(self) -> None:

@@ -30,9 +30,14 @@ def test_every_legal_window_starts_with_an_indexer_of_its_own(types: list[bool])
     assert {layer for layer in range(len(types)) if types[layer]} == set(cuts[:-1])
 
 
-@pytest.mark.parametrize(("text", "span"), [("0:10", (0, 10)), ("3-7", (3, 7)), (" 2 : 4 ", (2, 4)), ("AUTO", None)])
+@pytest.mark.parametrize(("text", "span"), [("0:10", (0, 10)), (" 2 : 4 ", (2, 4)), ("AUTO", None)])
 def test_layers_are_parsed(text: str, span: tuple[int, int] | None) -> None:
     assert parse_layers(text) == span
+
+
+def test_a_dash_leaves_open_whether_the_last_layer_is_meant() -> None:
+    with pytest.raises(UsageError, match=r"is layer 7 meant\? Write --layers 3:8 with it, or 3:7 without"):
+        parse_layers("3-7")
 
 
 @given(st.text())

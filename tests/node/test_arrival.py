@@ -19,6 +19,7 @@ from swarm.node import stored_parts
 from swarm.node.arrival import Arrival, believed
 from swarm.node.completeness import Completeness
 from swarm.node.config import ModelOptions, StoreOptions
+from swarm.node.node import SwarmNode
 from swarm.node.parts import WholeFiles
 from swarm.node.plan import Plan, Planner
 from swarm.node.reporter import Silent
@@ -26,6 +27,7 @@ from swarm.node.stored_parts import StoredParts
 from swarm.placement.choice import Choice
 from swarm.placement.moving import MoveRules
 from swarm.store.partial_copy import PartialCopy
+from tests.node.harness import config
 from tests.routing.records import CUTS, record
 
 TINY = KNOWN[GLM_TINY].manifest
@@ -119,6 +121,29 @@ def test_completeness_is_told_when_it_changes() -> None:
     assert completeness.look([*served((0, 2), (6, 8)), *served((2, 6), state=NodeState.DRAINING)]) == (
         "the swarm is incomplete: nobody serves layers 2:6 any more; start a node for them"
     )
+
+
+async def test_a_swarm_of_another_model_is_told_from_the_own_one(
+    llama_untied_path: Path, glm_tiny: Path, tmp_path: Path
+) -> None:
+    told: dict[str, list[str]] = {}
+
+    class Told(Silent):
+        def __init__(self, name: str) -> None:
+            self._lines = told.setdefault(name, [])
+
+        def line(self, text: str) -> None:
+            self._lines.append(text)
+
+    async with (
+        SwarmNode(config(llama_untied_path, "0:2", tmp_path), Told("first")) as first,
+        SwarmNode(config(glm_tiny, "0:2", tmp_path, first.addresses), Told("other")) as other,
+        SwarmNode(config(llama_untied_path, "2:4", tmp_path, first.addresses), Told("same")),
+    ):
+        theirs, ours = first.manifest.name, other.manifest.name
+    hint = f"this swarm serves {theirs}, and nobody in it {ours} yet"
+    assert any(line.startswith(hint) for line in told["other"])
+    assert not any("nobody in it" in line for line in told["first"] + told["same"])
 
 
 async def test_parts_are_not_served_as_the_whole(tmp_path: Path) -> None:

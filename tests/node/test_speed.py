@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from swarm.node.node import SwarmNode
 from swarm.node.speed import (
     FASTEST,
+    FRESH_SECONDS,
     LIVE_SECONDS,
     MOST_FILES,
     OLD_SECONDS,
@@ -115,6 +116,16 @@ def test_what_is_old_is_measured_again(tmp_path: Path) -> None:
     assert cache.get(KEY) is None
 
 
+def test_what_was_found_a_moment_ago_is_fresh(tmp_path: Path) -> None:
+    clock = Clock()
+    cache = SpeedCache(tmp_path, clock)
+    assert not cache.is_fresh(KEY)
+    cache.put(KEY, SPEED)
+    assert cache.is_fresh(KEY)
+    clock.now += FRESH_SECONDS
+    assert not cache.is_fresh(KEY)
+
+
 def test_a_speed_that_is_not_known_is_not_kept(tmp_path: Path) -> None:
     SpeedCache(tmp_path).put(KEY, Speed())
     assert list(tmp_path.iterdir()) == []
@@ -208,6 +219,7 @@ async def test_a_node_that_starts_again_announces_at_once_and_measures_in_quiet(
     [kept] = (tmp_path / "speed").iterdir()
     document = json.loads(kept.read_text())
     told = {"decode_tokens_per_second": 0.125, "prefill_tokens_per_second": 0.25}
+    told["saved_at"] = document["saved_at"] - FRESH_SECONDS
     kept.write_text(json.dumps({**document, **told}))
     waiting = replace(given, timeouts=replace(given.timeouts, quiet_seconds=3600.0))
     async with SwarmNode(waiting) as node:
