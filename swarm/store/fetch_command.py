@@ -21,6 +21,7 @@ from swarm.errors import UsageError
 from swarm.store.find import given_manifest
 from swarm.store.lists import find_digests, tensor_check
 from swarm.store.place import default_folder
+from swarm.store.say import say
 from swarm.store.source_text import HUB
 
 if TYPE_CHECKING:
@@ -81,10 +82,10 @@ def run(given: argparse.Namespace) -> int:
     source = open_source(plan.source, plan.manifest)
     with PartialCopy.open(plan.folder, plan.manifest, disk_reserve_bytes=plan.disk_reserve_bytes) as copy:
         for remark in copy.remarks:
-            _say(remark)
+            say(remark)
         _adopt(copy)
         pieces = _pieces(plan, copy)
-        _say(_before(plan, copy, pieces))
+        say(_before(plan, copy, pieces))
         try:
             fetched = asyncio.run(_fetch(plan, source, copy, pieces))
         except KeyboardInterrupt:
@@ -94,7 +95,7 @@ def run(given: argparse.Namespace) -> int:
                 "command goes on from there"
             )
             return INTERRUPTED
-        _say(_after(plan, fetched))
+        say(_after(plan, fetched))
     return 0
 
 
@@ -170,7 +171,7 @@ def _adopt(copy: PartialCopy) -> None:
                 shown(done, total)  # noqa: B023  # called before the next file
 
             copy.adopt_whole(file, on_bytes)
-        _say(f"{copy.path(file).name}: was there already, and is right")
+        say(f"{copy.path(file).name}: was there already, and is right")
 
 
 async def _fetch(plan: _Plan, source: Source, copy: PartialCopy, pieces: tuple[Piece, ...]) -> Fetched:
@@ -219,10 +220,6 @@ def _after(plan: _Plan, fetched: Fetched) -> str:
         f"{plan.what}: all here; {format_bytes(fetched.bytes)} came in {duration(fetched.seconds)}, {rate}/s, by "
         f"{fetched.requests} requests{again}"
     )
-
-
-def _say(line: str) -> None:
-    print(printable(line), flush=True)
 
 
 def _complain(line: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from swarm.artifact.catalog import GLM52, KNOWN, NAMES, PINNED, named
 from swarm.artifact.local_copy import check_copy
-from swarm.artifact.local_path import exists, printable, user_path
+from swarm.artifact.local_path import exists, user_path
 from swarm.artifact.progress import reading
 from swarm.artifact.verify import find_target
 from swarm.errors import ArtifactMismatch, UsageError
@@ -15,6 +15,7 @@ from swarm.store.find import Stored, find_stored, has_parts
 from swarm.store.lists import find_digests
 from swarm.store.piece_state import SUFFIX
 from swarm.store.place import default_folder
+from swarm.store.say import say
 from swarm.store.whole import bytes_to_read, verify_whole
 
 NAME = "verify"
@@ -56,11 +57,11 @@ def run(given: argparse.Namespace) -> int:
     target = find_target(given.what, given.model, given.manifest)
     copy = check_copy(target.manifest, target.folder, kept=not given.again)
     name, n_files = copy.manifest.name, len(copy.paths)
-    _say(f"{name} in {target.folder}: sizes and headers of {_files(n_files)} are right")
+    say(f"{name} in {target.folder}: sizes and headers of {_files(n_files)} are right")
     for line in copy.remarks:
-        _say(line)
+        say(line)
     if target.others:
-        _say(f"not part of it, and not looked at: {', '.join(target.others)}")
+        say(f"not part of it, and not looked at: {', '.join(target.others)}")
     if given.quick:
         return 0
     digests = find_digests(copy.manifest, given.manifest)
@@ -69,8 +70,8 @@ def run(given: argparse.Namespace) -> int:
         for result in verify_whole(copy, shown, again=given.again, digests=digests):
             n_known += result.known
             known = " (read by an earlier run)" if result.known else ""
-            _say(f"{result.index + 1}/{n_files} {result.path.name}: right{known}")
-    _say(_verdict(n_files, n_known, f"{name}, artifact {copy.manifest.artifact_id[:12]}"))
+            say(f"{result.index + 1}/{n_files} {result.path.name}: right{known}")
+    say(_verdict(n_files, n_known, f"{name}, artifact {copy.manifest.artifact_id[:12]}"))
     return 0
 
 
@@ -120,10 +121,6 @@ def _verdict(n_files: int, n_known: int, model: str) -> str:
         f"{_files(n_files)} as of {model}: {n_files - n_known} read whole now, {n_known} by an earlier run and "
         "unchanged since by size and times; read all once more with --again"
     )
-
-
-def _say(line: str) -> None:
-    print(printable(line), flush=True)
 
 
 def _files(n_files: int) -> str:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from swarm.artifact.catalog import PINNED
-from swarm.artifact.local_path import printable
 from swarm.artifact.memory import format_bytes
 from swarm.artifact.progress import reading
 from swarm.errors import ArtifactMismatch, SourceError, StoreError, UsageError
@@ -21,6 +20,7 @@ from swarm.store.held import FileFindings, check_held, headers_differ, held_piec
 from swarm.store.lists import find_digests, tensor_check
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.pieces import Piece
+from swarm.store.say import say
 from swarm.store.source_text import HUB
 
 
@@ -43,12 +43,12 @@ def verify_stored(wanted: Wanted) -> int:
     open_copy = PartialCopy.open_existing if wanted.repair else PartialCopy.look
     with open_copy(stored.folder, stored.manifest) as copy:
         for remark in copy.remarks:
-            _say(remark)
+            say(remark)
         _check_headers(copy, _command(stored), repair=wanted.repair)
         if wanted.quick:
             if copy.missing(copy.table.headers()):
                 raise StoreError(f"{stored.folder}: not all headers are here yet; go on with: swarm-artifact fetch")
-            _say(f"{stored.manifest.name} in {stored.folder}: sizes and headers are right")
+            say(f"{stored.manifest.name} in {stored.folder}: sizes and headers are right")
             return 0
         found = _look(copy, digests)
         wrong = [each for each in found if not each.is_right]
@@ -56,7 +56,7 @@ def verify_stored(wanted: Wanted) -> int:
             raise ArtifactMismatch(_what_is_wrong(wrong, stored))
         if wrong or copy.missing(_wanted_headers(copy)):
             _repair(copy, wrong, source, digests)
-    _say(_verdict(found, stored, sealed=digests is not None))
+    say(_verdict(found, stored, sealed=digests is not None))
     return 0
 
 
@@ -74,7 +74,7 @@ def _check_headers(copy: PartialCopy, command: str, *, repair: bool) -> None:
         return
     if not repair:
         raise ArtifactMismatch(f"{difference}; fetch the headers again with: {command}")
-    _say(difference)
+    say(difference)
     copy.forget(copy.table.headers())
 
 
@@ -92,7 +92,7 @@ def _look(copy: PartialCopy, digests: Mapping[str, str] | None) -> list[FileFind
         for each in check_held(copy, digests, shown):
             found.append(each)
             held = format_bytes(sum(piece.bytes for piece in each.held))
-            _say(f"{each.file + 1}/{n_files} {copy.path(each.file).name}: {held} are here, {_state(each)}")
+            say(f"{each.file + 1}/{n_files} {copy.path(each.file).name}: {held} are here, {_state(each)}")
     return found
 
 
@@ -138,13 +138,13 @@ def _repair(copy: PartialCopy, wrong: Sequence[FileFindings], source: str, diges
         asyncio.run(_fetch(copy, pieces, source, check))
     except BaseException:
         if lost := {piece.tensor for piece in copy.missing(pieces) if piece.tensor}:
-            _say(f"missing now, until it is fetched again by swarm-artifact fetch or by a node: {some_tensors(lost)}")
+            say(f"missing now, until it is fetched again by swarm-artifact fetch or by a node: {some_tensors(lost)}")
         raise
     copy.local_copy()
     for each in wrong:
         if copy.whole(each.file):
             copy.check_whole(each.file)
-    _say(f"{len(pieces)} piece{'' if len(pieces) == 1 else 's'} fetched again from {source}")
+    say(f"{len(pieces)} piece{'' if len(pieces) == 1 else 's'} fetched again from {source}")
 
 
 def _as_before(copy: PartialCopy, before: Mapping[Piece, bytes | None], source: str, tensor: str) -> bool:
@@ -172,7 +172,3 @@ def _verdict(found: Sequence[FileFindings], stored: Stored, *, sealed: bool) -> 
     name, total = stored.manifest.name, format_bytes(stored.manifest.size_bytes)
     by = "are the model's, by its digest list" if sealed else "are as they came (nobody has sealed this model)"
     return f"{name} in {stored.folder}: the {held} of {total} that are here {by}"
-
-
-def _say(line: str) -> None:
-    print(printable(line), flush=True)

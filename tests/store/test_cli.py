@@ -26,9 +26,9 @@ from swarm.artifact.manifest import MAX_DOCUMENT_BYTES, Manifest, load_manifest
 from swarm.artifact.progress import duration
 from swarm.artifact.verify import read_manifest
 from swarm.errors import NotAModel
-from swarm.store.cli import main
 from swarm.store.whole import bytes_to_read, verify_whole
 from tests.artifact import files, glm52
+from tests.store.conftest import Run
 
 COMMAND = (sys.executable, "-m", "swarm.store.cli")
 FULL = (True, True, False, True, False, False)
@@ -45,18 +45,6 @@ def folder(tmp_path: Path) -> Path:
     for kept in folder.glob("*.json"):
         kept.unlink()
     return folder
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
-
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 # --- inspect

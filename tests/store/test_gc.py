@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from swarm.artifact.catalog import GLM52, GLM_TINY, KNOWN
-from swarm.store.cli import main
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.place import default_folder
+from tests.store.conftest import Run
 
 MANIFEST = KNOWN[GLM_TINY].manifest
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from swarm.artifact import pinned_model
 from swarm.artifact.catalog import GLM_TINY, KNOWN
 from swarm.artifact.digest_list import SUFFIX, DigestList
 from swarm.artifact.manifest import load_manifest
-from swarm.store.cli import main
 from tests import models
 from tests.artifact import files
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
+from tests.store.conftest import Run
 
 
 def test_a_named_model_is_sealed_as_it_ships(run: Run, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,23 +12,13 @@ from bench.range_server import Fault, RangeServer, Trouble
 from swarm.artifact.catalog import GLM_TINY, KNOWN
 from swarm.artifact.digest_list import SUFFIX, DigestList
 from swarm.artifact.manifest import Manifest, TensorEntry, load_manifest
-from swarm.store.cli import main
 from swarm.store.partial_copy import PartialCopy
 from swarm.store.pieces import PieceTable
 from swarm.store.place import default_folder
 from tests import models
+from tests.store.conftest import Run
 
-Run = Callable[..., tuple[int, str, str]]
 TINY = KNOWN[GLM_TINY]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture
